@@ -39,7 +39,7 @@ class Counters:
     parking_plans: int = 0  # plans with parking, which has no barriers (`protocols.Parking`)
     speculative_rows: int = 0  # rows begun before selection had opened their nodes
 
-    verifier_calls: int = 0  # forward passes of the verifier
+    verifier_calls: int = 0  # calls of the verifier
     scored_steps: int = 0  # steps scored in these calls
     scored_tokens: int = 0  # tokens of these steps
 

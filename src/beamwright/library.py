@@ -1,6 +1,7 @@
-"""The library that `csrc/` is built into, and what its functions are given (`csrc/products.h`).
+"""The C library built from `csrc/`, and the structures that its functions take (`csrc/products.h`).
 
-Absent where the package was installed without a C compiler: then torch does all of it.
+The library is missing if the package was installed without a C compiler. Torch then computes
+everything.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 LANES = 16
-"""A width that the library sums up is a multiple of it."""
+"""The library only takes matrix widths that are a multiple of this number."""
 _SETS = ("no vectors", "AVX2", "AVX-512 VNNI")
-_ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # by what torch calls them
+_ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # torch's names for them
 _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p
 
 
 def _each(names: str, kind: Any) -> list[tuple[str, Any]]:
-    """Fields of one type that follow one another."""
+    """Return structure fields of one type, from names separated by spaces."""
     return [(name, kind) for name in names.split()]
 
 
 class NativePart(ctypes.Structure):
-    """Outputs of a projection that have one type of blocks."""
+    """Consecutive outputs of a projection whose weights have one block type."""
 
     _fields_: ClassVar = [*_each("kind outputs", _NUMBER), ("tiles", _PLACE)]
 
 
 class Projection(ctypes.Structure):
-    """Parts that stand in a row, and a bias."""
+    """A matrix of weights, made of consecutive parts, with an optional bias."""
 
     _fields_: ClassVar = [
         ("parts", ctypes.POINTER(NativePart)),
@@ -39,13 +40,16 @@ class Projection(ctypes.Structure):
 
 
 class NativeSource(ctypes.Structure):
-    """Keys and values of many entries and layers."""
+    """Keys and values of many entries and layers in one tensor."""
 
     _fields_: ClassVar = [("keys", _PLACE), *_each("layer values head", _NUMBER)]
 
 
 class Attention(ctypes.Structure):
-    """What rows attend to in layers that are alike. kept: tensors that it points into."""
+    """The keys and values that rows attend to, in layers with equal windows and shapes.
+
+    kept: the tensors that the structure points into. Holding them here keeps their memory alive.
+    """
 
     kept: Any
 
@@ -64,7 +68,7 @@ class Attention(ctypes.Structure):
 
 
 class NativeLayer(ctypes.Structure):
-    """Weights of a layer, and where its keys and values are."""
+    """Weights of one layer, and the place of its keys and values."""
 
     _fields_: ClassVar = [
         *_each("qkv out gate_up down", Projection),
@@ -74,7 +78,7 @@ class NativeLayer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """Layers and their sizes."""
+    """Layers of a decoder, and their sizes."""
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(NativeLayer)),
@@ -85,7 +89,7 @@ class Model(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """Stages of a model, and the rows that go through them."""
+    """Stages of a model to run, and the rows to run them for."""
 
     _fields_: ClassVar = [
         *_each("begin end rows", _NUMBER),
@@ -97,7 +101,10 @@ class Pass(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library, which shares torch's threads; None where the installation has none."""
+    """Return the loaded library, or None if it is not installed.
+
+    The library shares torch's OpenMP threads.
+    """
     file = Path(__file__).parent / "_products.so"
     if not file.is_file():
         return None
@@ -116,7 +123,10 @@ def library() -> Any:
 
 
 def instruction_set() -> int:
-    """Number of the best set that this CPU has and torch may use (`ATEN_CPU_CAPABILITY`)."""
+    """Return the number of the best instruction set that the CPU has and torch may use.
+
+    The variable ATEN_CPU_CAPABILITY limits torch, and so this library.
+    """
     from torch.backends import cpu  # noqa: PLC0415 (slow import)
 
     allowed = _ALLOWED.get(cpu.get_cpu_capability(), len(_SETS) - 1)
@@ -124,5 +134,5 @@ def instruction_set() -> int:
 
 
 def instructions() -> str | None:
-    """What the library computes with here; None without it."""
+    """Return the name of the library's instruction set here; None without the library."""
     return None if library() is None else _SETS[instruction_set()]

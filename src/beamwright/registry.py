@@ -1,8 +1,8 @@
-"""Tables of what can be chosen by name: strategies, schedules, verifiers.
+"""Tables of strategies, schedules, verifiers and other parts that users choose by name.
 
-A declaration is one class (or function) under one decorator. Its row feeds settings, command line,
-recipes, lists, checkpoints and the tests that run for all; there is no second place to write it
-down. The tables are open: a plugin's declarations join the built-in ones when its file is imported.
+A declaration is one class or function under one decorator, which adds a row to a table. Settings,
+command line, recipes, lists, checkpoints and general tests read the row, so a part is described in
+one place. The tables are open: a plugin's declarations join them when its file is imported.
 """
 
 from __future__ import annotations
@@ -22,29 +22,34 @@ from beamwright.errors import InputError
 def option(
     default: Any, help: str, *, metavar: str | None = None, recipe_only: bool = False, **limits: Any
 ) -> Any:
-    """A field that is an option of its declaration: a setting, a flag, a key of recipes.
+    """Declare a field of a section or of a declared class as an option.
 
-    help: for the command line. metavar: what its value is called there. recipe_only: a part of an
-    ablation, which no command has unless it asks for it. limits: of `pydantic.Field`, such as ge,
-    gt, le, lt, min_length, allow_inf_nan.
+    It becomes a setting, a command-line flag and a key of recipes.
+
+    help: the text that the command line shows.
+    metavar: the name of the value on the command line.
+    recipe_only: True for a setting of ablations, which a command line has only if the command asks
+        for it.
+    limits: arguments of `pydantic.Field`, such as ge, gt, le, lt, min_length or allow_inf_nan.
     """
     extra: JsonDict = dict(metavar=metavar, recipe_only=recipe_only)
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
 def extra_of(field: FieldInfo, key: str) -> Any:
-    """What else `option` was told of it: None, or nothing, of a field that is none of it."""
+    """Return a field's `metavar` or `recipe_only`; None if `option` did not declare the field."""
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """What is declared of a choice.
+    """One declared part in a table.
 
-    meaning: one line for people. make: the class or function that does it; fields of a model are
-    the options, but for those that every one of its kind has (`shared`). source: of the file that
-    declares it, if that is a plugin, as it was then.
+    meaning: one line that describes the part to users.
+    make: the declared class or function. The fields of a pydantic model are its options, except
+        fields that all classes of the table share (`shared`).
+    source: the source of the plugin file at import; None for a built-in part.
     """
 
     name: str
@@ -54,24 +59,24 @@ class TableRow:
 
     @property
     def options(self) -> dict[str, FieldInfo]:
-        """Its own options by name."""
+        """The part's own options, by name."""
         shared: frozenset[str] = getattr(self.make, "shared", frozenset())
         fields: dict[str, FieldInfo] = getattr(self.make, "model_fields", {})
         return {name: info for name, info in fields.items() if name not in shared}
 
     @property
     def place(self) -> str:
-        """Where it was declared."""
+        """The module and the name of the declared class or function."""
         name = getattr(self.make, "__qualname__", type(self.make).__qualname__)
         return f"{self.make.__module__}.{name}"
 
     @property
     def is_plugin(self) -> bool:
-        """It is none of the built-in ones, so that its code may change between two runs."""
+        """True if the part is not built in, so its code may change between two runs."""
         return not self.make.__module__.startswith("beamwright.")
 
 
-PLUGIN_MODULE = "beamwright_plugin_"  # begins the name of the module that a plugin's file becomes
+PLUGIN_MODULE = "beamwright_plugin_"  # prefix of the module name of a plugin file
 
 R = TypeVar("R", bound=TableRow)
 
@@ -82,11 +87,14 @@ OF_LAB = "comes with the lab: pip install -e lab"
 
 
 class Table(dict[str, R]):
-    """Rows by name, open to plugins, who `add` theirs.
+    """Rows by name. Plugins add their own rows.
 
-    section: of the settings, which holds the options. flag: the option that takes the name. needs:
-    methods of what is declared here. calls: a function will do, too. taken: names that mean
-    something else there. of_lab: names that the lab declares, where it is installed.
+    section: the section of the settings that holds the options.
+    flag: the command-line option that takes the name.
+    needs: methods that a declared class must have.
+    calls: True if a plain function can be declared, too.
+    taken: names with a built-in meaning, which cannot be declared.
+    of_lab: names that the lab declares if it is installed.
     """
 
     def __init__(
@@ -104,10 +112,10 @@ class Table(dict[str, R]):
         _TABLES.append(self)
 
     def add(self, row: R) -> None:
-        """Take a declaration in; one that comes from the same place again replaces itself.
+        """Add a row; it replaces a row from the same place, as when a plugin is loaded twice.
 
         Raises:
-            InputError: if its name, or the name of one of its options, means something else.
+            InputError: if its name, or the name of an option, already has another meaning.
         """
         if row.name in self.taken:
             raise InputError(f"{row.place}: {self.flag} {row.name} means something else already")
@@ -123,10 +131,10 @@ class Table(dict[str, R]):
         self[row.name] = row
 
     def find(self, name: str) -> R:
-        """The row of this name.
+        """Return the row with this name.
 
         Raises:
-            InputError: if there is none; says which there are, and which is meant.
+            InputError: if there is none; the message lists the names and suggests a similar one.
         """
         if name in self:
             return self[name]
@@ -138,39 +146,42 @@ class Table(dict[str, R]):
         raise InputError(f"{self.flag} {name!r}: {hint}choose one of {', '.join(self)}")
 
     def owners(self, name: str) -> list[R]:
-        """The rows that have an option of this name."""
+        """Return the rows that have an option with this name."""
         return [row for row in self.values() if name in row.options]
 
 
 def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
-    """`did you mean beam? `, or nothing if no known name is close."""
+    """Return `did you mean beam? `, or an empty text if no known name is similar."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
 def unknown(where: str, name: str, known: Mapping[str, Any]) -> str:
-    """What is said of an option `name`, which is none. where: with its section, as it was given."""
+    """Return the error message for an unknown option, with a suggestion if a known name is similar.
+
+    where: the option with its section, in the user's spelling.
+    """
     hint = did_you_mean(name, known).rstrip()
     return f"unknown option {where!r}" + (f": {hint}" if hint else "")
 
 
 def flag_of(name: str) -> str:
-    """`score_temperature` as `--score-temperature`."""
+    """Return `--score-temperature` for `score_temperature`."""
     return f"--{name.replace('_', '-')}"
 
 
 def declared_options() -> dict[str, str]:
-    """The section of the settings of every option that some row declares."""
+    """Return the settings section of every option that some row declares, by the option's name."""
     return {
         name: table.section for table in _TABLES for row in table.values() for name in row.options
     }
 
 
 def rows_under(flag: str) -> list[TableRow]:
-    """What can follow an option that takes names of declarations; nothing of another option."""
+    """Return the rows that an option such as `--search` can name; empty for other options."""
     return [row for table in _TABLES if table.flag == flag for row in table.values()]
 
 
 def declared_rows(name: str) -> list[TableRow]:
-    """All rows, of whatever table, that have an option of this name."""
+    """Return all rows, in all tables, that have an option with this name."""
     return [row for table in _TABLES for row in table.owners(name)]

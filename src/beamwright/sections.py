@@ -1,7 +1,7 @@
-"""The settings, each said once: type, default, range, help, and what its value is called.
+"""The sections of the settings: type, default, range and help text of each setting.
 
-A section is a frozen pydantic model that rejects unknown keys. The command line, recipes, the
-options of `Solver` with their types, the server's requests and the reference follow from it.
+A section is a frozen pydantic model that rejects unknown keys. The command line, recipes, the typed
+options of `Solver`, the server's requests and the reference pages are generated from it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from pydantic import BaseModel, ConfigDict
 from beamwright import units
 from beamwright.registry import option
 
-# The one kind of problem that the bundled models know.
+# The one kind of problem that the bundled models can solve.
 GRAMMAR = "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME have now?"
 
-# Most candidates, and most children of a step: each has a node, a draw, a place in a batch and some
-# KB of host memory before the first token. Repeated sampling goes to 10,000 (arXiv 2407.21787).
+# Limit on the candidates of a round and on the children of a step. Each has a node, a sampled
+# token, a slot in a batch and some KB of host memory before its first token. Published repeated
+# sampling goes up to 10,000 (arXiv 2407.21787).
 MOST_CANDIDATES = 2**16
 
-# Names of generators begin so that a server, or an engine of its own, runs (`remote`).
+# Prefix of a generator's name if a server generates the steps (`remote`).
 ELSEWHERE = "openai:"
 
-# How several problems in flight share the device, see `engine.admission` and `engine.engine`.
+# How problems in flight share the device, see `engine.queue` and `engine.engine`.
 Explore = Literal["lockstep", "continuous", "decoupled"]
 
-# Whether children of finished steps are decoded before selection has chosen among those.
+# Whether children of finished steps are decoded before selection has chosen among the steps.
 Speculation = Literal["off", "exact", "truncate", "auto"]
 
-# From step scores to a path's score, and which candidate is the answer.
+# How a path's score follows from the scores of its steps, and how the answer is chosen.
 Reduction = Literal["last", "min", "prod", "mean"]
 Choice = Literal["best", "majority", "weighted"]
 
@@ -46,16 +47,17 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A section that also holds options of what it names; the room that declares them checks them.
+    """A section that also accepts the options of the part that it names.
 
-    They are in `model_extra`, under their names.
+    These options are stored in `model_extra` by name. The package that declares the part checks
+    them.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class ModelSettings(OpenSection):
-    """Which models run, where and in what precision; options of a declared verifier."""
+    """Which models run, where, and in which precision; also the options of a declared verifier."""
 
     model: units.ModelText = option(
         "bundled",
@@ -119,19 +121,20 @@ class ModelSettings(OpenSection):
 
     @property
     def is_random(self) -> bool:
-        """The model is a shape with random weights, there to be measured."""
+        """True if the model is a shape with random weights, for measurements."""
         return self.model.startswith("random:")
 
     @property
     def runs_elsewhere(self) -> bool:
-        """The generator is a server's (`remote`)."""
+        """True if a remote server generates the steps (`remote`)."""
         return self.model.startswith(ELSEWHERE)
 
     @property
     def default_verifier(self) -> str:
-        """What scores steps where none is given: the bundled one knows the bundled solutions.
+        """The verifier that is used if the user names none.
 
-        It never saw a thought, nor an answer without its steps: none beside `bundled:thinking`.
+        The bundled verifier was trained on the solutions of the bundled generators. It has never
+        seen a thought, or an answer without steps, so it is not the default for `bundled:thinking`.
         """
         if self.is_random:
             return "logprob"
@@ -139,12 +142,12 @@ class ModelSettings(OpenSection):
 
     @property
     def scorer(self) -> str:
-        """The verifier, given or default."""
+        """The verifier that the user named, or the default."""
         return self.default_verifier if self.verifier is None else self.verifier
 
 
 class SamplingSettings(Section):
-    """How one token is drawn from the logits."""
+    """How a token is sampled from the logits."""
 
     temperature: float = option(0.8, "0 is greedy.", ge=0.0)
     top_p: float = option(1.0, "Keep the most likely tokens up to this probability.", gt=0, le=1.0)
@@ -160,7 +163,7 @@ class SamplingSettings(Section):
 
 
 class StepSettings(Section):
-    """Where a step, and a path, ends."""
+    """Where a step ends, and where a path ends."""
 
     delimiter: str = option(
         "\n\n", r"Text that ends a step; \n and \t are understood.", min_length=1
@@ -217,12 +220,12 @@ class StepSettings(Section):
 
     @property
     def longest(self) -> int:
-        """Most tokens of a step."""
+        """The largest number of tokens of a step."""
         return self.step_tokens or max(self.step_limits or (self.max_step_tokens,))
 
 
 class SearchSettings(OpenSection):
-    """Which strategy, how wide, and how the final answer is chosen; options of the strategy."""
+    """Which strategy runs, how wide, how the answer is chosen; also the strategy's options."""
 
     search: str | None = option(
         None,
@@ -258,7 +261,10 @@ class SearchSettings(OpenSection):
 
 
 class StopSettings(Section):
-    """What ends a search early, with the best so far. The tree up to there is the same."""
+    """Conditions that end a search early, with the best candidates so far.
+
+    The tree until then is the same as without them.
+    """
 
     deadline: units.Duration = option(
         None,
@@ -287,7 +293,7 @@ class StopSettings(Section):
 
 
 class MemorySettings(Section):
-    """One memory number, and its parts where a user wants to name them."""
+    """The one memory number, and parts of it that a user may set."""
 
     memory: units.Size = option(
         None, "All that may be used on the device, such as 7GiB.", metavar="SIZE"
@@ -307,9 +313,9 @@ class MemorySettings(Section):
 
 
 class ScheduleSettings(OpenSection):
-    """How beams are arranged on the device: the time, and never the tree, but for one value.
+    """How beams are arranged on the device. These settings change the time, never the tree.
 
-    `speculation="truncate"` grows another tree, which depends on the time.
+    The one exception is `speculation="truncate"`: its tree differs, and depends on the timing.
     """
 
     schedule: str = option("auto", "How beams are arranged on the device.", metavar="NAME")
@@ -384,7 +390,7 @@ class ScheduleSettings(OpenSection):
 
 
 class SparseSettings(Section):
-    """Which tokens decoding attends to where paths are long. Changes the tree."""
+    """Which tokens decoding attends to if paths are long. These settings change the tree."""
 
     sparse: str = option(
         "off",

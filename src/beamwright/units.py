@@ -1,5 +1,7 @@
-"""Settings that are written as text: sizes, rates, durations, splits, selections, stop strings,
-arguments of a chat template."""
+"""Parsers and types of settings that are written as text.
+
+These are sizes, rates, durations, splits, selections, stop strings and template arguments.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 def _quantity(
     text: str | float, units: Mapping[str, int], what: str, such_as: str, least: float = 0.0
 ) -> float:
-    """How much of the first of these units a text says, or a plain number of them."""
+    """Return the number that `text` gives, converted to the base unit by `units`.
+
+    what, such_as: the kind of quantity and an example, for errors.
+
+    Raises:
+        InputError: if the text is not a quantity, is not positive, or is below `least`.
+    """
     if isinstance(text, int | float) and not isinstance(text, bool):
         number: float = text
     else:
@@ -44,17 +52,17 @@ def _quantity(
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
+    """Return the bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
 
     Raises:
         InputError: if the text is not a size, or is not positive.
     """
-    # `7G` is GiB to some, GB to others: it is not guessed.
+    # `7G` is refused, because some users mean GiB and others GB.
     return int(_quantity(text, _SIZES, "size", "7GiB, 512MiB or 4GB", least=1))
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
+    """Return the seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
 
     Raises:
         InputError: if the text is not a duration, or is not positive.
@@ -67,12 +75,13 @@ def _parse_rate(text: str | int) -> int:
 
 
 def parse_split(text: str | float) -> str | float:
-    """`auto`, or a share between 0 and 1, both excluded.
+    """Return "auto", or a share between 0 and 1, both excluded.
 
     Raises:
         InputError: if the text is neither.
     """
-    if text in ("auto", "roofline", "offload"):  # FlashTTS's two, which it replaced
+    # `roofline` and `offload` are FlashTTS's two ways to split, which `auto` replaced
+    if text in ("auto", "roofline", "offload"):
         return "auto"
     with suppress(TypeError, ValueError):
         if 0 < float(text) < 1:
@@ -81,7 +90,9 @@ def parse_split(text: str | float) -> str | float:
 
 
 def parse_select(text: str | float) -> int | float:
-    """Tokens such as `2048`, or a share of those visible: `1/8`, `0.125`, or 1.0 for `all`.
+    """Return a number of tokens such as `2048`, or a share of the visible tokens.
+
+    A share is written `1/8` or `0.125`. `all` gives the share 1.0.
 
     Raises:
         InputError: if the text is none of these, or is not positive.
@@ -89,7 +100,7 @@ def parse_select(text: str | float) -> int | float:
     if text == "all":
         return 1.0
     top, _, bottom = str(text).partition("/")
-    with suppress(ValueError, ZeroDivisionError):  # "True" is no number either
+    with suppress(ValueError, ZeroDivisionError):  # a text that is not a number, such as "True"
         value = float(top) / float(bottom or 1)
         if 0 < value < 1 or (isinstance(text, float) and value == 1):
             return value
@@ -99,13 +110,17 @@ def parse_select(text: str | float) -> int | float:
 
 
 MOST_CLOSING = 200
-MOST_DRAFTS = 15  # an iteration writes up to 16 tokens
+MOST_DRAFTS = 15  # an iteration decodes up to 16 tokens of a row
 
 
 def _word_or_tokens(
     takes: Any, words: Sequence[str], said: str, least: int = 1, most: float = math.inf
 ) -> BeforeValidator:
-    """One of these words, or a number of tokens. said: of all else."""
+    """Return a validator for a setting that is one of `words`, or a number of tokens.
+
+    takes: the setting's type, for its JSON schema.
+    said: the end of the error message for any other value.
+    """
 
     def parse(text: str | int) -> str | int:
         if text in words:
@@ -118,7 +133,9 @@ def _word_or_tokens(
 
 
 def parse_close_message(text: str) -> str:
-    """What a thought is made to say; every byte may be a token.
+    """Return a closing message, the text that ends a thought which is cut off.
+
+    Its length is limited in bytes, because each byte may become a token.
 
     Raises:
         InputError: if it is too long.
@@ -129,7 +146,10 @@ def parse_close_message(text: str) -> str:
 
 
 def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
-    """None stays; what `parse` refuses is a setting's error. takes: the type of what it reads."""
+    """Return a validator that applies `parse`. None stays, and InputError becomes ValueError.
+
+    takes: the type of the input, for the JSON schema.
+    """
 
     def validate(value: Any) -> Any:
         try:
@@ -140,7 +160,7 @@ def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
     return BeforeValidator(validate, json_schema_input_type=takes)
 
 
-# What whoever renders a chat template says itself, to it or to `transformers`.
+# Arguments that the renderer of a chat template, ours or `transformers`', sets itself.
 RESERVED_ARGS = frozenset((
     "self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize",
     "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding",
@@ -150,15 +170,16 @@ RESERVED_ARGS = frozenset((
 
 
 def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a chat template by name: a mapping, or a JSON object as text.
+    """Return the arguments of a chat template by name, from a mapping or a JSON text.
 
     Raises:
-        InputError: if it is neither, holds what JSON does not, or a name that is none or reserved.
+        InputError: if it is neither, if a value is not valid JSON, or if a name is reserved or is
+            not an identifier.
     """
     try:
         plain = json.loads(given) if isinstance(given, str) else dict(given)
         written = json.dumps(plain, allow_nan=False, ensure_ascii=False)
-        written.encode()  # halves of characters
+        written.encode()  # fails for lone surrogates
         args = json.loads(written)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{given!r:.80} is no JSON object ({said_by(error):.80})") from error
@@ -184,12 +205,17 @@ def _path_as_text(value: Any) -> Any:
 
 
 class ModelName(str):
-    """What names a model. login: user and password for its server, which are in no text of it."""
+    """The name of a model.
+
+    login: user and password for its server. They are kept out of the text, so no message or file
+        shows them.
+    """
 
     login = ""
 
 
-# Up to the last @, which a password may hold, unless what stands first is a host.
+# The login ends at the last @, because a password may contain one. The text after `//` is not a
+# login if it looks like a host followed by a slash.
 _LOGIN = re.compile(r"(openai:\w+://)(?![\w.-]+(?::\d+)?/)([^#]*)@(.*)", re.DOTALL)
 
 
@@ -213,11 +239,11 @@ def _one_or_several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-# A text that may be a path; a `Path` will do.
+# A text that may be a path; a `Path` is accepted, too.
 Text = Annotated[str, _parsed(_path_as_text, str | os.PathLike[str])]
 ModelText = Annotated[Text, WrapValidator(_without_login)]
 TextOrNone = Annotated[str | None, _parsed(_path_as_text, str | os.PathLike[str] | None)]
-# One text, which may hold anything, or several.
+# One text or several. A single text is never split at commas, because it may contain any character.
 _StopString = Annotated[str, Field(min_length=1, max_length=256)]
 StopStrings = Annotated[tuple[_StopString, ...], _parsed(_one_or_several, Sequence[str] | str)]
 _Limit = Annotated[int, Field(ge=1)]
@@ -225,15 +251,15 @@ StepLimits = Annotated[tuple[_Limit, ...] | None, _parsed(_numbers, Sequence[int
 Size = Annotated[int | None, _parsed(parse_size, int | str | None)]
 # Bytes per second, such as `16GB/s`.
 Rate = Annotated[int | None, _parsed(_parse_rate, int | str | None)]
-# A generator's share of the KV memory, or how it is found.
+# The generator's share of the KV memory, or "auto".
 Split = Annotated[Literal["auto"] | float, _parsed(parse_split, Literal["auto"] | float)]
-# Tokens, or a share of those that are visible; 1.0 is all of them.
+# A number of tokens, or a share of the visible tokens; 1.0 is all of them.
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
-# Tokens that are drafted for a row, at most.
+# Limit on the tokens drafted for a row.
 _Drafts = Literal["auto", "off"] | int
 _NO_DRAFTS = f"drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}"
 Drafts = Annotated[_Drafts, _word_or_tokens(_Drafts, ("auto", "off"), _NO_DRAFTS, most=MOST_DRAFTS)]
-# Whether a model thinks, and for how many tokens.
+# Whether a model thinks, or a limit on the tokens of its thought.
 _Thinking = Literal["auto", "on", "off"] | int
 _NO_THINKING = "is no thinking: write auto, on, off or tokens"
 Thinking = Annotated[
@@ -246,8 +272,8 @@ _CUTS = get_args(_Cut)
 _ThoughtSteps = _Cut | int
 _NO_STEPS = f"cuts no thoughts: write {', '.join(_CUTS)} or tokens"
 ThoughtSteps = Annotated[_ThoughtSteps, _word_or_tokens(_ThoughtSteps, _CUTS, _NO_STEPS)]
-# Seconds, such as `30s`, `2m` or `1h`.
+# Seconds, from a text such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 Time = Annotated[str | None, _parsed(_parse_time, str | None)]
-# Arguments by name.
+# Arguments of the chat template, by name.
 TemplateArgs = Annotated[dict[str, Any], _parsed(parse_template_args, Mapping[str, Any] | str)]

@@ -1,1 +1,1 @@
-"""Checks of this machine and of checkpoints: exactness and parity."""
+"""Checks of this machine and of checkpoints: exactness, speed, and parity with `transformers`."""

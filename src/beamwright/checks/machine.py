@@ -1,4 +1,4 @@
-"""This machine: versions, threads, whether a row's bits follow its batch here, and its speed."""
+"""Checks of this machine: versions, threads, speed, and whether results depend on the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from beamwright.models.weights import random_weights
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import HardwareProfile
 
-_COPY_PIECE_BYTES = 2**19  # a KV block of a large model
+_COPY_PIECE_BYTES = 2**19  # about a KV block of a large model
 _DECODE_ROWS = 32
 # Operator calls of one layer in one decode step (docs/log/2026-11.md#where-a-step-goes).
 _DECODE_OPS_PER_LAYER = 35
@@ -39,11 +39,11 @@ _BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "arm_bf16", "bf16")
 
 
 def inspect_machine() -> dict[str, Any]:
-    """Versions, threads and the exactness self-test of this machine."""
+    """Return versions, threads and the results of the exactness self-test of this machine."""
     small, large = threads_for(SMALL_PARAMETERS), threads_for(SMALL_PARAMETERS + 1)
     with small.in_use():
         checks = run_selftest()
-    # What to do where the CPU's default attention depends on the batch (docs/concepts/sameness.md).
+    # Advice if the default attention on this CPU depends on the batch (docs/concepts/sameness.md).
     hint = "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
@@ -59,7 +59,8 @@ def inspect_machine() -> dict[str, Any]:
         "threads_for_small_models_why": small.why,
         "thread_waits": wait_policy() or "PyTorch was imported before",
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "exact": all(checks[name] for name in BACKENDS),  # on a GPU: line by line
+        # CPU results only; a GPU's are in `selftest`
+        "exact": all(checks[name] for name in BACKENDS),
         "selftest": checks,
         "products": products_used(),
         "hint": hint if checks["dense"] and not checks["tree"] else None,
@@ -70,9 +71,10 @@ _TURNED_BACK = "turned back into floating point"
 
 
 def products_used() -> dict[str, Any]:
-    """What multiplies matrices on this CPU, by how weights are kept, and with which instructions.
+    """Return what multiplies matrices on this CPU, by the format of the weights.
 
-    least_rows: what one path's pass is padded to, in float32; a model's own self-test decides.
+    least_rows: the number of rows to which a pass of one path is padded, in float32. A model's own
+        self-test decides about that model.
     """
     found: dict[str, Any] = {}
     for dtype, best in ((torch.float32, _FLOAT32), (torch.bfloat16, _BFLOAT16)):
@@ -88,7 +90,10 @@ def products_used() -> dict[str, Any]:
 
 
 def _named(product: str, instructions: Sequence[str]) -> str:
-    """With the best of these instructions that the CPU has, where torch tells."""
+    """Return the name of a matrix product with the best of `instructions` that the CPU has.
+
+    The instructions are left out if torch does not tell them.
+    """
     known = getattr(torch.cpu, "get_capabilities", dict[str, object])()
     best = next((name for name in instructions if known.get(name)), "")
     return f"{product} ({best})" if best else product
@@ -100,9 +105,12 @@ def _small_decoder() -> DenseDecoder:
 
 
 def run_selftest() -> dict[str, bool]:
-    """The self-test of every backend on a small random shape (`beamwright doctor`).
+    """Run the self-test of every attention backend on a small random model (`beamwright doctor`).
 
-    Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
+    On a machine with a GPU, the GPU's backends are tested too, with tiles of fixed size and
+    without.
+
+    Returns, by name, True if a row's result is bitwise equal alone and in a batch.
     """
     decoder = _small_decoder()
     exact = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
@@ -122,10 +130,12 @@ def run_selftest() -> dict[str, bool]:
 
 
 def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
-    """The profile of this machine's CPU, in float32.
+    """Measure the profile of this machine's CPU, in float32.
 
-    Device and host memory are the same RAM here; the link is a copy made by another thread. The
-    sizes exceed the caches, and take about two seconds. part: a test measures 1 / part of each.
+    Device and host memory are the same RAM, and the link is a copy by another thread. The matrices
+    are larger than the caches, and the measurement takes about two seconds.
+
+    part: divisor of all sizes, for tests.
     """
     size, read_bytes = 1024 // part, 2**28 // part
     left, right = torch.randn(size, size), torch.randn(size, size)
@@ -133,7 +143,7 @@ def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
     rows, linear = torch.randn(_DECODE_ROWS, size), torch.nn.functional.linear
     decode_s = _best_s(lambda: linear(rows, left), 4 * repeats)
     decode_flops = 2 * _DECODE_ROWS * size**2 / decode_s
-    # A matrix-vector product reads its matrix once, as decoding reads weights.
+    # A matrix-vector product reads its matrix once, like a decode step reads the weights.
     matrix, vector = torch.ones(read_bytes // 2**14, 2**12), torch.ones(2**12)
     bandwidth = matrix.numel() * 4 / _best_s(lambda: matrix @ vector, repeats)
     copy_bandwidth, copy_launch_s = _copy_costs(2**27 // part, repeats)
@@ -156,7 +166,10 @@ def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
 
 
 def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[None, None]:
-    """The profile's `coded_bandwidth` and `coded_flops`, from weights of 4 bits."""
+    """Return the profile's `coded_bandwidth` and `coded_flops`, measured with 4-bit weights.
+
+    Both are None if the C library is missing.
+    """
     if library() is None:
         return None, None
     piece = as_grouped(torch.randn(512, 2048))
@@ -168,7 +181,8 @@ def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[N
 
 
 def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
-    """(bytes/s, seconds per queued copy) of a background thread that copies KV blocks."""
+    """Measure a thread that copies KV blocks: return its bytes/s and its seconds per queued copy.
+    """
     source = np.ones((copy_bytes // _COPY_PIECE_BYTES, _COPY_PIECE_BYTES), dtype=np.uint8)
     target = np.zeros_like(source)
 
@@ -188,7 +202,7 @@ def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
 
 
 def _small_op_s(rounds: int, repeats: int) -> float:
-    """Mean seconds of operators as a decoder uses them, on tensors so small that launches rule."""
+    """Return the mean seconds of a decoder's operators on tiny tensors, where launches dominate."""
     rows, weight = torch.ones(8, 32), torch.ones(32, 32)
 
     def run_all() -> None:
@@ -203,7 +217,7 @@ def _small_op_s(rounds: int, repeats: int) -> float:
 
 
 def _best_s(work: Callable[[], object], repeats: int) -> float:
-    """Least seconds of a few runs: what disturbs a run only ever slows it down."""
+    """Return the shortest time of several runs, because disturbances only make a run slower."""
     best_s = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""A checkpoint's parity with `transformers`: random token ids, three ways to the logits.
+"""Parity check of a checkpoint: logits of random token ids, computed here and by `transformers`.
 
-The models are loaded one after the other, so the larger one has to fit alone.
+Both models are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NUM_TOKENS, _CHUNK, _KV_TOKENS = 48, 7, 2048
 
 
 def check_parity(settings: ModelSettings) -> dict[str, float]:
-    """Largest absolute logit difference to `transformers`: prefill, chunked, decode.
+    """Return the largest absolute difference to the logits of `transformers`, for three ways.
 
-    "prefill" runs the ids in one go, "chunked" in chunks of 7, "decode" token by token through
-    the paged tree store, with the ids split over a chain of nodes.
+    "prefill" runs all token ids in one pass, "chunked" in chunks of 7. "decode" runs them one by
+    one through the paged tree store, with the ids split over a chain of nodes.
     """
     if settings.model.startswith("random:"):
         raise InputError("--parity needs a checkpoint folder, not random weights")
@@ -47,12 +47,15 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
 
 
 def _prefill(model: TreeModel, token_ids: list[int]) -> torch.Tensor:
-    """Hidden states [tokens, hidden] behind every token."""
+    """Return the hidden states [tokens, hidden] of all tokens."""
     return model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
 
 
 def _decode(model: TreeModel, token_ids: list[int]) -> torch.Tensor:
-    """Every token after the first is decoded; a new node starts every 5, 10, 15, ... tokens."""
+    """Return the hidden states [tokens, hidden], decoding all tokens after the first one by one.
+
+    A new node starts after 1, 6, 16, 31, ... tokens: each is 5 tokens longer than the one before.
+    """
     root = model.store.create()
     hidden = [model.prefill([PrefillRequest((), root, token_ids[:1], 0)])[0]]
     path: Path = (PathPart(root, 1),)

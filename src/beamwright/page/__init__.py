@@ -1,4 +1,5 @@
-"""The one page that shows trees: what it hears of them, and runs that are saved as such pages.
+"""The HTML page that shows search trees: its events, its scripts, and runs saved as pages.
 
-Knows trees and the answers in their texts; no HTTP (`serve` has it live), no models.
+This package knows trees and the answers in their texts. It knows no HTTP (`serve` shows the page
+live) and no models.
 """

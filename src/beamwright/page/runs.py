@@ -1,9 +1,10 @@
-"""A tree as JSON: what the page is told of a search, and runs of it in files.
+"""Trees as JSON events for the page, and runs of the page in files.
 
-A run is the list of its events: a search begins, decides rounds, and ends. A live search appends to
-it, a saved one is read into it, and the page exports it. A step is sent whole once, and later with
-its lineage and what has changed. A page in a file (`--tree`) is the live page's own, with the run
-in it; it loads nothing from anywhere. Text of a model reaches it as data only, never as markup.
+A run is the list of events of one search: its beginning, each selected round, and its end. A live
+search appends events, a saved run is read from a file, and the page can export either. A step is
+sent as a whole once, and later as its lineage with the changed values. A page in a file (`--tree`)
+is the live page with the run inside, and loads nothing over the network. Text of a model is
+embedded as data only, never as markup.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from beamwright.errors import InputError
 from beamwright.io import describe_fault, finite, read_file, write_whole
 from beamwright.tree import Node, NodeState, SearchTree
 
-RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # of a run in a file
+RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # format of a run in a file
 
 
 class StepEvent(TypedDict):
-    """A step, or what has changed of it.
+    """A step, or the values of a step that have changed.
 
-    lineage: dotted child ordinals from the prompt, whose own is "". tokens: of this step; text: of
-    it alone, None where it was not recorded. answer, vote: what a final candidate states, and one
-    spelling for equal answers. ahead: of its tokens, those decoded before selection opened it.
-    thought: it is of a thought.
-    kv: where its KV is, "device", "host" or "both"; None where it has none, or nobody knows.
+    lineage: child numbers from the prompt, joined by dots; "" is the prompt itself.
+    text: the text of this step alone; None if it was not recorded.
+    tokens: the number of tokens of this step.
+    answer, vote: for a final candidate, its answer, and a text that is the same for equal answers.
+    ahead: the number of its tokens that were decoded before selection opened the step.
+    thought: True if the step is part of a thought.
+    kv: where its KV is: "device", "host" or "both"; None if it has none, or if this is unknown.
     """
 
     lineage: str
@@ -53,8 +56,10 @@ class StepEvent(TypedDict):
 
 
 class Begin(TypedDict):
-    """A search begins, or waits for its turn. started: seconds since 1970. None for what is not
-    known of a saved one."""
+    """First event: a search begins, or waits to begin.
+
+    started: seconds since 1970. A value is None if it is unknown, as in a saved run.
+    """
 
     event: Literal["begin"]
     id: str
@@ -68,7 +73,11 @@ class Begin(TypedDict):
 
 
 class RoundEvent(TypedDict):
-    """A round is decided. tokens: of the whole tree; elapsed_s: None where it is not known."""
+    """Event: a round is selected.
+
+    tokens: tokens of the whole tree.
+    elapsed_s: seconds since the search began; None if unknown.
+    """
 
     event: Literal["round"]
     round: int
@@ -81,8 +90,12 @@ EndState = Literal["done", "failed", "cancelled", "saved"]
 
 
 class End(TypedDict):
-    """A search is over. chosen: the lineage of its answer's candidate; stats: figures by kind;
-    warnings: what makes the answer doubtful, where that is known."""
+    """Last event: a search is over.
+
+    chosen: the lineage of the candidate whose answer was chosen.
+    stats: figures by kind.
+    warnings: reasons to doubt the answer, if any are known.
+    """
 
     event: Literal["end"]
     state: EndState
@@ -100,12 +113,18 @@ Event = Begin | RoundEvent | End
 
 
 def begin(run_id: str, about: Mapping[str, Any], started: float | None = None) -> Begin:
-    """The first event of a run. about: problem, model, method, n, width and seed."""
+    """Return the first event of a run.
+
+    about: problem, model, method, n, width and seed.
+    """
     return {"event": "begin", "id": run_id, "started": started, **about}  # type: ignore[typeddict-item]
 
 
 def end(state: EndState, **known: Any) -> End:
-    """The last event of a run: what is known of its end."""
+    """Return the last event of a run.
+
+    known: values of the event; all others stay empty.
+    """
     blank: End = {
         "event": "end", "state": state, "nodes": [], "answer": None, "chosen": None,
         "reason_fewer": None, "error": None, "elapsed_s": None, "stats": {},
@@ -117,9 +136,11 @@ def end(state: EndState, **known: Any) -> End:
 
 
 class PageTree:
-    """One tree as the page knows it. Looks at a tree only in the thread that grows it.
+    """One tree with the values that the page already knows of its nodes.
 
-    places: where the KV of a node is; None where nobody knows.
+    It reads the tree only in the thread that extends it.
+
+    places: returns where the KV of a node is; None if this is unknown.
     """
 
     def __init__(self, places: Callable[[Node], str | None] | None = None) -> None:
@@ -129,20 +150,26 @@ class PageTree:
         self.num_tokens = 0
 
     def changes(self, tree: SearchTree) -> list[StepEvent]:
-        """New nodes and what has changed of others, parents first; looks past pruned branches."""
+        """Return new nodes and changed values of other nodes, parents first.
+
+        Pruned branches that cannot change any more are skipped.
+        """
         return tree.collect_changes(self._change)
 
     def over(self, tree: SearchTree) -> list[StepEvent]:
-        """What has changed last; that no step has KV any more goes without saying."""
+        """Return the last changes of an ended search. All KV is freed then, so no place of KV is
+        sent.
+        """
         self._places = None
         self._kv.clear()
         return self.changes(tree)
 
     def _change(self, node: Node) -> StepEvent | None:
+        """Return the values of `node` that have changed since the last call; None if none have."""
         now = (node.state, node.score, node.step_score, node.stop, len(node.token_ids))
         before = self._known.get(node)
         if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
-            return None  # most of a large tree
+            return None  # most nodes of a large tree are pruned
         kv = None if self._places is None else self._places(node)
         moved = self._kv.get(node) != kv
         if now == before and not moved:
@@ -165,12 +192,12 @@ class PageTree:
 
 
 def dotted(node: Node) -> str:
-    """Its lineage, without the problem's id."""
+    """Return the node's lineage joined by dots, without the problem's id."""
     return ".".join(map(str, node.lineage[1:]))
 
 
 def _judged(node: Node) -> StepEvent:
-    """What a verdict changes of a node."""
+    """Return the values of a node that scoring and selection change."""
     step: StepEvent = {
         "lineage": dotted(node),
         "state": node.state.value,
@@ -193,11 +220,16 @@ def saved_run(
     elapsed_s: float | None = None,
     **known: Any,
 ) -> list[Event]:
-    """A whole run of steps that are as they ended: a tree that was saved says in which round a step
-    was opened, not when each verdict about it fell. known: of its end."""
+    """Return a whole run whose steps are known only in their final state.
+
+    A saved tree tells in which round a step was opened, but not when its score or its pruning came.
+    Each round therefore shows its steps as they ended.
+
+    known: values of the last event.
+    """
 
     def shown_in(step: StepEvent) -> int:
-        return max(1, step.get("round", 0))  # the prompt comes with the first
+        return max(1, step.get("round", 0))  # the prompt is shown with round 1
 
     events: list[Event] = [begin(run_id, about)]
     num_tokens, ordered = 0, sorted(steps, key=shown_in)
@@ -213,7 +245,7 @@ def saved_run(
 
 
 _PARTS = Path(__file__).parent / "web"
-# Each may name what those before it export; `saved.js` stands for `api.js`.
+# A script may use the exports of the scripts before it. `saved.js` replaces `api.js` in a file.
 _SCRIPTS = (
     "common", "layout", "tree", "details", "rounds", "saved", "run", "pane", "controls", "export",
     "main",
@@ -229,12 +261,16 @@ _NAME = re.compile(r"[^\w.-]+")
 
 
 def page_part(name: str) -> str:
-    """The text of a file of the page."""
+    """Return the text of one file of the page."""
     return (_PARTS / name).read_text(encoding="ascii")
 
 
 def filled_page(head: str, scripts: str, *, title: str, problem: str = "", answer: str = "") -> str:
-    """The page as markup. head, scripts: markup; the others are text."""
+    """Return the page as markup.
+
+    head, scripts: markup.
+    title, problem, answer: plain texts, which are escaped.
+    """
     texts = {"title": title, "problem": problem, "answer": answer}
     parts = {name: html.escape(text) for name, text in texts.items()}
     parts |= {"head": head, "scripts": scripts}
@@ -242,7 +278,9 @@ def filled_page(head: str, scripts: str, *, title: str, problem: str = "", answe
 
 
 def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: str) -> None:
-    """Write the page of a tree. chosen: the final candidate that was chosen, if any.
+    """Write the page of a tree to a file.
+
+    chosen: the final candidate that was chosen; None if there is none.
 
     Raises:
         InputError: if the file cannot be written.
@@ -251,7 +289,11 @@ def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: st
 
 
 def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> str:
-    """The page of a tree, in ASCII. name: what the run is called. See `write_tree_page`."""
+    """Return the page of a tree as ASCII text.
+
+    chosen: see `write_tree_page`.
+    name: the name of the run.
+    """
     problem = tree.root.problem_text
     answer = None if chosen is None else chosen.answer
     events = saved_run(
@@ -263,7 +305,8 @@ def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> s
         reason_fewer=tree.reason_fewer,
     )
     run = {"format": RUN_FORMAT, "version": RUN_VERSION, "events": events}
-    # No `<` inside a script element, so neither `</script>` nor `<!--`.
+    # Escape `<`, so that the data contains neither `</script>` nor `<!--`, which would end the
+    # script.
     data = json.dumps(run, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     script = "\n".join(_MODULE_WORDS.sub("", page_part(f"{name}.js")) for name in _SCRIPTS)
     page = filled_page(
@@ -275,11 +318,12 @@ def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> s
         problem=problem,
         answer=answer or "",
     )
-    # ASCII throughout: a model's text may hold what UTF-8 cannot.
+    # The page is ASCII, because a model's text may contain what UTF-8 cannot encode.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the first event. search: settings of the search, by option."""
     same = {name: search.get(name) for name in ("model", "n", "width", "seed")}
     return {"problem": problem, "method": search.get("search"), **same}
 
@@ -288,10 +332,11 @@ def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_runs(path: Path) -> list[list[Event]]:
-    """The runs in a file, or in the trees of an evaluation's folder; ids are names of files.
+    """Return the runs in a file, or in the `trees` folders of an evaluation. Run ids are file
+    names.
 
     Raises:
-        InputError: if there is none, or a file is damaged; names it.
+        InputError: if there is no run, or if a file is damaged; the message names the file.
     """
     if not path.is_dir():
         return [_read_file(path)]
@@ -302,7 +347,7 @@ def read_runs(path: Path) -> list[list[Event]]:
 
 
 def with_unique_ids(runs: Sequence[list[Event]]) -> list[list[Event]]:
-    """The same, with a number behind the id of each that has another's."""
+    """Return the same runs, with a number appended to each id that an earlier run has."""
     seen: set[str] = set()
     for run in runs:
         first = run[0]
@@ -315,6 +360,11 @@ def with_unique_ids(runs: Sequence[list[Event]]) -> list[list[Event]]:
 
 
 def _read_file(path: Path) -> list[Event]:
+    """Return the run in a tree page, an exported run or a checkpoint.
+
+    Raises:
+        InputError: if the file is none of these, or is damaged.
+    """
     content = read_file(path)
     page = _PAGE_DATA.search(content)
     try:
@@ -329,8 +379,8 @@ def _read_file(path: Path) -> list[Event]:
     if kind == "beamwright checkpoint":
         from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
 
-        read, ended = read_checkpoint(path), saved.get(ENDED)  # as `CheckpointWriter.end` was told
-        ended = ended if isinstance(ended, dict) else {}  # nothing where the search may go on
+        read, ended = read_checkpoint(path), saved.get(ENDED)  # see `CheckpointWriter.end`
+        ended = ended if isinstance(ended, dict) else {}  # empty if the search has not ended
         known = {name: ended.get(name) for name in ("answer", "chosen", "reason_fewer")}
         about = _about(read.tree.root.problem_text, read.settings)
         steps = PageTree().changes(read.tree)
@@ -340,7 +390,10 @@ def _read_file(path: Path) -> list[Event]:
 
 
 def _of_run(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]:
-    """named: its own id is shown, else the file's name."""
+    """Return the events of an exported run.
+
+    named: True to keep the run's own id; otherwise the id is the file's name.
+    """
     version = saved.get("version")
     if version != RUN_VERSION:
         raise InputError(f"{path}: a run of version {version!r}; this program reads {RUN_VERSION}")
@@ -350,12 +403,17 @@ def _of_run(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]
         raise InputError(f"{path}: the run does not begin with its beginning")
     if not named:
         events[0]["id"] = path.stem
-    if events[-1]["event"] != "end":  # exported while it grew
+    if events[-1]["event"] != "end":  # the run was exported before its search ended
         events.append(end("saved"))
     return events
 
 
 def _checked(path: Path, events: Any) -> list[Event]:
+    """Return the events as validated data.
+
+    Raises:
+        InputError: if they do not have the form of events.
+    """
     try:
         return TypeAdapter(list[Event]).validate_python(events)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""A search in a file: a checkpoint to go on from, a receipt to check it by, whose code it was.
+"""Files of a search: checkpoints to resume from, receipts to check, and the identity of user code.
 
-Import from the files: `checkpoint` and `receipt` load torch, `identity` does not.
+Import from the modules: `checkpoint` and `receipt` load torch, `identity` does not.
 """

@@ -1,10 +1,10 @@
-"""A checkpoint: the whole tree of a search after a round, to go on from in another process.
+"""A checkpoint: the whole tree of a search after a round, from which another process resumes it.
 
-Knows tokens, texts, scores, states, what was spent, and the settings that decide the tree; no KV
-and no models. The file is JSON with a checksum: `solve --checkpoint` replaces it after every
-round, at the moment when the round is scored and nothing is decided about it yet, so no node is
-open in it. A process killed at any moment leaves one whole checkpoint, the last. What a search is
-resumed with is known from it before any model is loaded.
+It contains tokens, texts, scores, node states, counts of spent tokens, and the settings that the
+tree depends on. It contains no KV and no models. The file is JSON with a checksum. `solve
+--checkpoint` replaces it after every round, when the round is scored and nothing is selected yet,
+so no node is open in it. If the process is killed at any moment, the last checkpoint is still
+whole. The settings to resume with are read from it before any model is loaded.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
 VERSION = 4
-ENDED = "ended"  # of a search that is over: what `CheckpointWriter.end` was told
-OWN = "python:"  # begins the name of what a user gave as an object
-DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
+ENDED = "ended"  # key of an ended search's result, see `CheckpointWriter.end`
+OWN = "python:"  # prefix of the name of a part that a user passed as an object
+DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # the tree depends on them
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
-# Of these sections:
+# Options of these sections that the tree does not depend on.
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
-# Options that older files lack, and what those then had.
+# Options that older files lack, with the values that they had then.
 _LATER = {
     "kv_dtype": "auto", "verify_every": 1, "thinking": "auto", "thought_steps": "auto",
     "soft_close": 0.1, "close_message": "", "wave": None, "now": None,
@@ -52,10 +52,11 @@ _LATER = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A search between two rounds.
+    """A saved search between two rounds.
 
-    settings: what decides the tree (`tree_settings`). elapsed_s: spent so far, all processes
-    together. round_tokens, finished_s: as in `TreeRun`.
+    settings: the settings that the tree depends on (`tree_settings`).
+    elapsed_s: seconds spent so far, summed over all processes.
+    round_tokens, finished_s: the same as in `TreeRun`.
     """
 
     settings: Mapping[str, Any]
@@ -65,7 +66,11 @@ class Checkpoint:
     finished_s: Mapping[Node, float]
 
     def check_settings(self, file: Path, wanted: Mapping[str, Any]) -> None:
-        """Raises InputError that names the first option that was another when `file` was saved."""
+        """Check that the settings `wanted` are the same as when `file` was saved.
+
+        Raises:
+            InputError: if they differ; the message names the first option that differs.
+        """
         check_plugins(self.settings, file)
         for option in dict.fromkeys([*wanted, *self.settings]):
             was, now = self.settings.get(option), wanted.get(option)
@@ -74,13 +79,19 @@ class Checkpoint:
                 raise InputError(f"{file}: was saved with {values}")
 
     def go_on(self, run: TreeRun) -> None:
-        """Tell a run how far it is."""
+        """Set the progress of `run` to that of the saved search."""
         run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
 
 
 def check_plugins(saved: Mapping[str, Any], place: object) -> None:
-    """Raises InputError that names the plugin of what was saved in `place`, not loaded here."""
+    """Check that the plugins of saved settings are loaded.
+
+    place: the file or other source of the settings, for the message.
+
+    Raises:
+        InputError: if one is missing; the message names it.
+    """
     for code, option in CODE.items():
         name = str(saved.get(option))
         if code in saved and name not in _TABLES[option]:
@@ -92,7 +103,13 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
 
 
 def check_own(saved: Mapping[str, Any], place: object, instead: str = "") -> None:
-    """Raises InputError for a part that was an object. instead: what its owner can do."""
+    """Check that no part of saved settings was an object passed in Python.
+
+    instead: advice for the message.
+
+    Raises:
+        InputError: if one was, since an object cannot be saved.
+    """
     for option in _TABLES:
         named = str(saved.get(option))
         if named.startswith(OWN) and "@" in named:
@@ -103,11 +120,13 @@ def check_own(saved: Mapping[str, Any], place: object, instead: str = "") -> Non
 def tree_settings(
     settings: Settings, dtype: str, owners: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The settings that a tree depends on, by option.
+    """Return the settings that a tree depends on, by option.
 
-    dtype: the precision that `auto` stands for. owners: who decides in the place of what an option
-    names, by option (`identity_of`). Where and in which order things are computed is
-    left out: it changes the time, and in float32 the last bits (docs/concepts/sameness.md).
+    Options that only decide where and in which order things are computed are left out. They change
+    the time, and in float32 the last bits (docs/concepts/sameness.md).
+
+    dtype: the precision that `auto` stands for.
+    owners: identities of objects that replace named parts, by option (`identity_of`).
     """
     chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
     found = {
@@ -115,12 +134,14 @@ def tree_settings(
         for section in chosen.values()
         for option, value in section.items()
         if option not in _NOT_THE_TREE
-        and value not in ([], {}, _LATER.get(option, []))  # what nobody asked for
+        # left out at its default, as in files of older versions
+        and value not in ([], {}, _LATER.get(option, []))
     }
     return {**found, **plugin_code(settings), "dtype": dtype, **(owners or {})}
 
 
 def _shown(value: Any) -> str:
+    """Return a setting's value as an error message shows it."""
     return "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
@@ -129,9 +150,9 @@ def _shown(value: Any) -> str:
 
 @dataclass
 class CheckpointWriter:
-    """Saves one search to one file: the `save` of a `TreeRun`.
+    """Writer that saves one search to one file after each round, as the `save` of a `TreeRun`.
 
-    saved: the file is of this search.
+    saved: True once the file contains this search.
     """
 
     file: Path
@@ -139,7 +160,7 @@ class CheckpointWriter:
     saved: bool = False
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
-        """Replace the file as a whole; it is on the disk when this returns.
+        """Replace the file as a whole. The content is on the disk when this returns.
 
         Raises:
             InputError: if the file cannot be written.
@@ -165,9 +186,10 @@ class CheckpointWriter:
         self.saved = True
 
     def end(self, **known: Any) -> None:
-        """Add how the search has ended, for who looks at the file: nobody resumes from that.
+        """Add the result of the search to the file, for viewers; resuming does not read it.
 
-        Its answer stands, whatever has become of the file.
+        If the file cannot be read or written, nothing is raised, because the answer is valid
+        anyway.
         """
         if not self.saved:
             return
@@ -183,9 +205,10 @@ _AS_THEY_ARE = (
 
 
 def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
+    """Return a node as plain data. Its text is saved without the part shared with the parent."""
     assert node.parent is not None
     shared = len(before := node.parent.text)
-    if not node.text.startswith(before):  # a letter of several bytes may end in the next step
+    if not node.text.startswith(before):  # a character of several bytes may end in the next step
         shared = len(os.path.commonprefix([before, node.text]))  # noqa: RUF071 (of letters)
     return {
         **{name: getattr(node, name) for name in _AS_THEY_ARE},
@@ -199,7 +222,10 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
 
 
 def _digested(body: Any) -> tuple[str, str]:
-    """It as JSON with Python's names for what is not finite, and the checksum of that."""
+    """Return `body` as JSON and the checksum of the JSON.
+
+    NaN and infinities are written with Python's names.
+    """
     content = json.dumps(body, separators=(",", ":"))
     return content, hashlib.sha256(content.encode("ascii")).hexdigest()
 
@@ -208,10 +234,11 @@ def _digested(body: Any) -> tuple[str, str]:
 
 
 def read_checkpoint(file: Path) -> Checkpoint:
-    """Read a checkpoint and build its tree again; no node has KV yet.
+    """Read a checkpoint and rebuild its tree. No node has KV yet.
 
     Raises:
-        InputError: if the file cannot be read, is no checkpoint, or is damaged; says which.
+        InputError: if the file cannot be read, is not a checkpoint, or is damaged; the message says
+            which.
     """
     content = read_object(file, "a checkpoint", "--resume ")
     if content.get("format") != FORMAT:
@@ -233,16 +260,17 @@ def read_checkpoint(file: Path) -> Checkpoint:
 
 
 _Count = Annotated[int, Strict(), Field(ge=0, lt=1 << 53)]
-_Spent = Annotated[int, Strict(), Field(gt=-(1 << 53), lt=1 << 53)]  # what is taken back is below 0
+# negative where a count was taken back
+_Spent = Annotated[int, Strict(), Field(gt=-(1 << 53), lt=1 << 53)]
 _Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Strict()]
 _Tokens = tuple[_Count, ...]
-_Text = InstanceOf[str]  # with halves of surrogate pairs, too
+_Text = InstanceOf[str]  # may contain lone surrogates, unlike pydantic's str
 
 
 @dataclass(frozen=True)
 class _SavedNode:
-    """What `_node` writes."""
+    """A node as `_node` writes it."""
 
     lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
     state: NodeState
@@ -268,7 +296,7 @@ class _SavedNode:
 
 @dataclass(frozen=True)
 class _SavedSearch:
-    """What a `CheckpointWriter` writes."""
+    """A search as `CheckpointWriter` writes it."""
 
     settings: dict[str, Any]
     problem_id: Annotated[int, Strict()] | _Text
@@ -285,11 +313,17 @@ _SEARCH = TypeAdapter(_SavedSearch)
 
 
 def _tree_of(saved: _SavedSearch) -> Checkpoint:
+    """Rebuild the tree of a saved search.
+
+    Raises:
+        ValueError: if the nodes contradict each other.
+    """
     tree = SearchTree(saved.problem_id, saved.prompt_ids, saved.problem)
     tree.root.now = saved.settings.get("now")
     tree.rounds, tree.root.usage = saved.rounds, Counter(saved.root_usage)
     newest = max((step.round for step in saved.nodes), default=0)
-    # One more where not all of it was judged, one less where no turn fitted.
+    # The newest node may be of one round more, if parts of a round were not scored, or of one round
+    # less, if no turn fitted the context.
     if abs(newest - saved.rounds) > 1:
         raise ValueError(f"rounds is {saved.rounds}, which is not the last node's round")
     finished_s: dict[Node, float] = {}
@@ -310,7 +344,11 @@ def _tree_of(saved: _SavedSearch) -> Checkpoint:
 
 
 def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:
-    """A decoded step, in the state in which it was saved; pruned ones are not pruned yet."""
+    """Add a saved step to the tree, in its saved state. A pruned step is not pruned yet.
+
+    Raises:
+        ValueError: if the step was open.
+    """
     if saved.turn is not None:
         node = tree.ask(parent, Turn(*saved.turn), saved.token_ids)
         node.round, node.usage = saved.round, Counter(saved.usage)
@@ -326,7 +364,7 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
         case NodeState.KEPT:
             tree.keep(node)
         case NodeState.PRUNED if has_children:
-            tree.keep(node)  # for the time being
+            tree.keep(node)  # pruned later, when its children exist
         case NodeState.FINISHED:
             tree.finish(node)
         case NodeState.OPEN:
@@ -338,14 +376,14 @@ def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: boo
 
 
 def resumed_settings(file: Path, given: Settings) -> Settings:
-    """Settings to resume a checkpoint with; reads no models.
+    """Return the settings with which a checkpoint is resumed, without reading any model.
 
-    given: what it sets (`model_fields_set`) stands; of what it does not, all that decides the tree
-    comes from the file.
+    given: the user's settings. Options that they set (`model_fields_set`) are kept. All other
+        options that the tree depends on come from the file.
 
     Raises:
-        InputError: if the file is no whole checkpoint, or `given` sets an option that was another
-            when the file was saved.
+        InputError: if the file is not a whole checkpoint, or if `given` sets an option to another
+            value than the file.
     """
     saved = read_checkpoint(file)
     instead = ": give it to Solver, and call resume there"
@@ -354,9 +392,10 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     here: dict[str, Any] = {}
     for name in DECISIVE_SECTIONS:
         here |= getattr(given, name).model_dump(mode="json", exclude_unset=True)
-    if here.get("sparse") == "auto":  # it stands for what it stood for
+    if here.get("sparse") == "auto":  # the saved file has the method that `auto` stood for
         del here["sparse"]
-    # An error names an option that is given, not what a strategy makes of it.
+    # Compare the user's own options first, so that an error names one of them and not an option
+    # that a strategy derives from it.
     shared = {option: here[option] for option in here if option in saved.settings}
     saved.check_settings(file, {**saved.settings, **shared, "dtype": saved.settings.get("dtype")})
     kept = {o: v for o, v in saved.settings.items() if o not in here and o not in CODE}

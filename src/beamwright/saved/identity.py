@@ -1,6 +1,7 @@
-"""Who a user's own function or object is, so that a checkpoint goes on with the same one.
+"""Identity of a user's function, class or object, so that a search is resumed with the same code.
 
-Knows code and plain values; two that compute the same in other words are different.
+The identity follows from code and plain values. Two functions that compute the same in different
+ways have different identities.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from beamwright.search import strategy_row
 from beamwright.search.answers import ANSWERS
 
 CODE = {"search_code": "search", "verifier_code": "verifier", "answers_code": "answers"}
-"""What holds the code of what an option names, and the option."""
+"""Keys of a saved file's code identities, with the option that each belongs to."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DIGITS = 12
 
 
 def identity_of(owner: Any, source: str | None = None) -> str:
-    """`module.name@digest` of a function, a class or an object.
+    """Return `module.name@digest` of a function, a class or an object.
 
-    The digest is of the code, of defaults and closures, and of what an object says in `identity`;
-    where it has none, of its plain values (numbers, texts, tuples of them). One that counts or
-    remembers needs an `identity`. Attributes that are not plain are not looked into.
+    The digest covers the code, defaults and closures. For an object it also covers its `identity`,
+    or else its plain attributes (numbers, texts, tuples of them). Attributes of other types are
+    only named by their type. An object that counts or remembers something therefore needs an
+    `identity`.
 
-    source: of the file that it is part of, all of whose code then counts; comments do not.
+    source: the text of the file that the code is part of. All code of the file then counts, but
+        comments do not.
     """
     named = owner if isinstance(owner, FunctionType | type) else type(owner)
     digest = hashlib.sha256()
@@ -41,7 +44,9 @@ def identity_of(owner: Any, source: str | None = None) -> str:
 
 
 def plugin_code(settings: Settings) -> dict[str, str]:
-    """Whose code decides the tree of these settings (`identity_of`), of what plugins declare.
+    """Return the identity of each plugin's code that affects the tree of these settings.
+
+    The keys are those of `CODE`; see `identity_of` for the values. Built-in parts are left out.
 
     Raises:
         InputError: for an unknown strategy.
@@ -56,6 +61,10 @@ def plugin_code(settings: Settings) -> dict[str, str]:
 
 
 def _parts(owner: Any) -> Iterator[str]:
+    """Yield the texts that the digest of `owner` covers.
+
+    These are the code of functions and methods, then `identity` or the plain attributes.
+    """
     if isinstance(owner, FunctionType):
         yield from _function(owner)
         return
@@ -75,6 +84,7 @@ def _parts(owner: Any) -> Iterator[str]:
 
 
 def _function(function: FunctionType) -> Iterator[str]:
+    """Yield the texts of a function: its code, defaults and closure."""
     yield from _code(function.__code__)
     yield _plain(function.__defaults__)
     yield _plain(tuple(sorted((function.__kwdefaults__ or {}).items())))
@@ -83,6 +93,7 @@ def _function(function: FunctionType) -> Iterator[str]:
 
 
 def _code(code: CodeType) -> Iterator[str]:
+    """Yield the texts of a code object, nested code objects included."""
     yield code.co_code.hex()
     yield repr(code.co_names)
     for constant in code.co_consts:
@@ -93,7 +104,7 @@ def _code(code: CodeType) -> Iterator[str]:
 
 
 def _plain(value: Any) -> str:
-    """A value in words that are the same in every process; its kind where there are none."""
+    """Return a text of `value` that is equal in every process; only the type if it is not plain."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):

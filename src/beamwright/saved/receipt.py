@@ -1,7 +1,8 @@
-"""A receipt: what an answer's tree was, and all that it follows from, as one JSON object.
+"""A receipt: the tree of an answer and everything that it follows from, as one JSON object.
 
-Whoever has it, the models and this program can grow the tree again (`beamwright verify`), with
-another memory number and schedule, too: these change the time alone, and are not in it.
+With the receipt, the models and this program, anyone can grow the tree again (`beamwright verify`).
+The memory number and the schedule may differ: they change only the time, so a receipt does not
+contain them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
 BESIDE = ("choose", "device", "attention", "token_budget", "stop_votes", "stop_confidence")
-"""Settings that are in a receipt beside those that a checkpoint has: which candidate is the answer,
-where the last bits come from, and what may have ended the search."""
+"""Settings that a receipt has in addition to a checkpoint's settings.
+
+They decide which candidate is the answer, which hardware and kernels round the last bits, and what
+may have ended the search.
+"""
 
 _DIGITS = 16
 _Text = Annotated[str, Strict()]
@@ -37,12 +41,17 @@ _Flag = Annotated[bool, Strict()]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Receipt:
-    """What is written.
+    """The content of a receipt.
 
-    rounds: see `round_digests`. problem: as `asked_as` writes it. prompt: digest of its token ids.
-    settings: by option, those alone that have a value. unrepeatable: why the tree cannot be grown
-    again. recomputed: KV of it was computed again, of a checkpoint or of what was evicted.
-    generator, verifier: see `models.digest`; None of what has no files, or whose files are gone.
+    rounds: a digest per round (`tree.round_digests`).
+    problem: the problem as `asked_as` writes it.
+    prompt: the digest of the prompt's token ids.
+    settings: the options that have a value, by name.
+    exact: True if results on this machine do not depend on the batch.
+    recomputed: True if KV was computed again, after resuming from a checkpoint or after eviction.
+    unrepeatable: the reason why the tree cannot be grown again; None if it can.
+    generator, verifier: digests of the models (`models.digest`); None for a model without files, or
+        if its files no longer exist.
     """
 
     format: Literal["beamwright receipt 1"]
@@ -62,7 +71,11 @@ class Receipt:
 
 
 def read_receipt(content: Any, where: str) -> Receipt:
-    """Raises InputError, which begins with `where`, for what is none."""
+    """Return the receipt in `content`.
+
+    Raises:
+        InputError: if it is not a receipt; the message begins with `where`.
+    """
     try:
         return TypeAdapter(Receipt).validate_python(content)
     except ValidationError as error:
@@ -73,20 +86,26 @@ def read_receipt(content: Any, where: str) -> Receipt:
 
 
 def receipt_settings(settings: Settings, decisive: Mapping[str, Any]) -> dict[str, Any]:
-    """By option, what an answer depends on. decisive: what its tree does (`tree_settings`)."""
+    """Return the settings that an answer depends on, by option, without those that are None.
+
+    decisive: the settings that the tree depends on (`tree_settings`).
+    """
     parts = (settings.model, settings.search, settings.stop)
     beside = {name: getattr(part, name) for part in parts for name in BESIDE if hasattr(part, name)}
     return {name: value for name, value in {**decisive, **beside}.items() if value is not None}
 
 
 def prompt_digest(root: Node) -> str:
-    """Of the token ids that were read."""
+    """Return a digest of the token ids of the prompt."""
     text = ",".join(map(str, root.token_ids))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def asked_as(problem: Problem | int) -> Any:
-    """A problem as JSON: a text is itself. A number: tokens of a synthetic prompt."""
+    """Return a problem as JSON. A text stays a text.
+
+    A number is the length in tokens of a synthetic prompt.
+    """
     match problem:
         case Conversation(messages, tools, args):
             asked = {"messages": [*map(dict, messages)], "tools": [*map(dict, tools)]}
@@ -99,7 +118,11 @@ def asked_as(problem: Problem | int) -> Any:
 
 
 def problem_of(asked: Any, where: str) -> Problem | int:
-    """What `asked_as` has written. Raises InputError, which begins with `where`."""
+    """Return the problem that `asked_as` has written.
+
+    Raises:
+        InputError: if it is not a problem; the message begins with `where`.
+    """
     match asked:
         case str():
             return asked
@@ -119,7 +142,7 @@ def problem_of(asked: Any, where: str) -> Problem | int:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Of this program, and of the packages that compute."""
+    """Return the versions of Beamwright and of the packages that compute."""
     program = import_module(__name__.partition(".")[0])
     packages = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
     return {"beamwright": program.__version__, **packages}
@@ -127,7 +150,7 @@ def versions() -> Mapping[str, str]:
 
 @cache
 def processor(device: str) -> str:
-    """What computes, by name; of a CPU with the instructions that torch uses."""
+    """Return the name of the processor; for a CPU, with the instructions that torch uses."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     names = list[str]()
