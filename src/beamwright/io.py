@@ -244,7 +244,7 @@ def read_beside(module: str) -> dict[str, Any]:
 
     module: the module's `__file__`.
     """
-    import tomllib  # noqa: PLC0415 - --help waits for none
+    import tomllib  # noqa: PLC0415 (not needed for --help)
 
     return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -257,7 +257,7 @@ def read_yaml(file: Path, whose: str) -> Any:
     Raises:
         InputError: if the file cannot be read, is not YAML, or is too large.
     """
-    import yaml  # noqa: PLC0415 - --help waits for none
+    import yaml  # noqa: PLC0415 (not needed for --help)
 
     where = f"{whose} {file}"
     try:

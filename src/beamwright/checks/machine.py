@@ -181,8 +181,7 @@ def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[N
 
 
 def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
-    """Measure a thread that copies KV blocks: return its bytes/s and its seconds per queued copy.
-    """
+    """Measure a thread that copies KV blocks: return bytes/s and seconds per queued copy."""
     source = np.ones((copy_bytes // _COPY_PIECE_BYTES, _COPY_PIECE_BYTES), dtype=np.uint8)
     target = np.zeros_like(source)
 

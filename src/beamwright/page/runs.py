@@ -157,8 +157,7 @@ class PageTree:
         return tree.collect_changes(self._change)
 
     def over(self, tree: SearchTree) -> list[StepEvent]:
-        """Return the last changes of an ended search. All KV is freed then, so no place of KV is
-        sent.
+        """Return the last changes of an ended search, without places of KV, since all KV is freed.
         """
         self._places = None
         self._kv.clear()
@@ -332,8 +331,7 @@ def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_runs(path: Path) -> list[list[Event]]:
-    """Return the runs in a file, or in the `trees` folders of an evaluation. Run ids are file
-    names.
+    """Return the runs in a file or in the `trees` folders of an evaluation; ids are file names.
 
     Raises:
         InputError: if there is no run, or if a file is damaged; the message names the file.
