@@ -157,8 +157,7 @@ class PageTree:
         return tree.collect_changes(self._change)
 
     def over(self, tree: SearchTree) -> list[StepEvent]:
-        """Return the last changes of an ended search, without places of KV, since all KV is freed.
-        """
+        """Return the last changes of an ended search, without places of KV: all KV is freed."""
         self._places = None
         self._kv.clear()
         return self.changes(tree)

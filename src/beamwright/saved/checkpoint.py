@@ -209,8 +209,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
     assert node.parent is not None
     shared = len(before := node.parent.text)
     if not node.text.startswith(before):  # a character of several bytes may end in the next step
-        # noqa: RUF071 (characters, not paths)
-        shared = len(os.path.commonprefix([before, node.text]))
+        shared = len(os.path.commonprefix([before, node.text]))  # noqa: RUF071 (by character)
     return {
         **{name: getattr(node, name) for name in _AS_THEY_ARE},
         "lineage": node.lineage[1:],
