@@ -1,4 +1,5 @@
-"""The engine: the running batch and its rows, trees in flight, their rounds, the executor.
+"""The engine: the running batch and its rows, the trees in flight, their rounds, the executor.
 
-Above models, below the solver. Strategies are injected; the simulator shares all but the tensors.
+It is above the models and below the solver. Strategies are injected. The lab's simulator runs the
+same code without the tensors.
 """

@@ -1,8 +1,9 @@
-"""Asides: short texts behind a path that nobody keeps: a judge's critiques.
+"""Asides: short texts generated after a path and then discarded, such as a judge's critiques.
 
-What an aside reads and writes beside its path is in segments that live as long as its batch does.
-Asides are greedy, or drawn from streams of their own, so what is written depends on path and stream
-alone, and on neither batch nor budget. Knows one model; no verifier, no policy.
+An aside reads a path's KV. The KV of its own tokens is in segments that are freed after its batch.
+Asides are greedy, or sampled from random streams of their own. Their tokens therefore depend on
+path and stream alone, not on batch or budget. This module knows one model, no verifier and no
+policy.
 """
 
 from __future__ import annotations
@@ -32,39 +33,34 @@ GREEDY = SamplingSettings(temperature=0.0)
 
 @dataclass(eq=False, kw_only=True)
 class Aside:
-    """A text that is written behind a path.
+    """A text that is generated after a path."""
 
-    node: whose it is. path: of KV that is there, of `start` tokens. given: token ids that it begins
-    with, which are read. limit: most tokens that are written. ends: True if the last of these ends
-    it. stream: key of its draws. token_ids: written so far. ended: it is over, whatever its limit.
-    """
-
-    node: Node
-    given: Sequence[int]
-    limit: int
-    ends: Callable[[Sequence[int]], bool]
-    path: Path = ()
-    start: int = 0
-    stream: tuple[int, int] = (0, 0)
-    token_ids: list[int] = field(default_factory=list)
-    ended: bool = False
+    node: Node  # the node that the aside is about
+    given: Sequence[int]  # token ids at the start of the text, which are prefilled
+    limit: int  # most tokens that are generated
+    ends: Callable[[Sequence[int]], bool]  # returns True if the last token ends the text
+    path: Path = ()  # stored KV that the text follows
+    start: int = 0  # number of tokens in `path`
+    stream: tuple[int, int] = (0, 0)  # key of the random stream
+    token_ids: list[int] = field(default_factory=list)  # generated so far
+    ended: bool = False  # True once `ends` was true
 
     @property
     def stopped(self) -> bool:
-        """True if no further token is written."""
+        """True if no further token is generated."""
         return self.ended or len(self.token_ids) >= self.limit
 
     def restart(self) -> None:
-        """Forget what was written; it is lost."""
+        """Discard the generated tokens, and count them as overrun."""
         self.node.usage["overrun"] += len(self.token_ids)
         self.token_ids, self.ended = [], False
 
 
 class AsideWriter:
-    """Writes asides with one model. One thread at a time may call it.
+    """Generates asides with one model. One thread at a time may call it.
 
-    num_tokens: of its vocabulary; rows of the LM head beyond have no text. who: writes them, for
-    errors.
+    num_tokens: size of the vocabulary; rows of the LM head beyond it have no text.
+    who: name of the caller in errors.
     """
 
     def __init__(
@@ -75,7 +71,7 @@ class AsideWriter:
         self._sampler = Sampler(num_tokens, decoder.device, (), decoder.tile_rows)
 
     def that_fit(self, asides: Sequence[Aside]) -> Sequence[Aside]:
-        """The first of these that have room together, at full length, beside what is held."""
+        """Return as many asides from the front as fit at full length, next to leased KV."""
         store = self._model.store
 
         def too_many(count: int) -> bool:
@@ -87,11 +83,11 @@ class AsideWriter:
         return asides[: bisect_left(range(1, len(asides) + 1), True, key=too_many)]
 
     def write(self, asides: Sequence[Aside]) -> None:
-        """Write them together, half of them at a time where working memory runs out.
+        """Generate all asides in one batch. Halve the batch when working memory runs out.
 
         Raises:
-            CapacityError: if their KV does not fit; DeviceMemoryError: if there is no working
-                memory even for one; NotFiniteError: if logits are NaN or infinite.
+            CapacityError: if their KV does not fit; DeviceMemoryError: if not even one aside can be
+                computed; NotFiniteError: if logits are NaN or infinite.
         """
         try:
             self._write(asides)
@@ -124,7 +120,7 @@ class AsideWriter:
                         for a, segment in pairs
                     ]
                 )
-                try:  # so that none runs out of blocks; a single one may be short
+                try:  # reserve all blocks now; only a single aside may begin with fewer
                     store.reserve({s: a.limit for a, s in zip(asides, written, strict=True)})
                 except CapacityError:
                     if len(asides) > 1:
@@ -141,11 +137,11 @@ class AsideWriter:
                 store.free(segment)
 
     def _decode(self, asides: Sequence[Aside], session: DecodeSession, hidden: Tensor) -> None:
-        """Token by token until all have stopped. hidden: [asides, hidden]."""
+        """Sample tokens until all asides have stopped. hidden: [asides, hidden]."""
         decoder = self._model.decoder
         spare = session.num_rows - len(asides)
         hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
-        present: list[Aside | None] = [*asides, *([None] * spare)]  # None pads the batch
+        present: list[Aside | None] = [*asides, *([None] * spare)]  # None: a padding row
         padded = [*asides, *([asides[0]] * spare)]
         starts = [aside.start + len(aside.given) for aside in padded]
         positions = torch.tensor(starts, device=decoder.device)
@@ -164,7 +160,7 @@ class AsideWriter:
                 tokens, positions, keys = tokens[index], positions[index], keys[index]
                 how = how.picked(index)
             hidden = session.forward(tokens, positions)
-            # Rows that have stopped stay inside the context; what they decode is dropped.
+            # Stopped rows are computed too; their positions must stay inside the context.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
 
     def _append(
@@ -174,7 +170,7 @@ class AsideWriter:
         logprobs: Sequence[float],
         session: DecodeSession,
     ) -> list[int]:
-        """Add a token to every row that goes on; returns those that still do."""
+        """Append a token to each aside that goes on; return the row indices that still go on."""
         going: list[int] = []
         done: list[int] = []
         drawn = enumerate(zip(present, tokens, logprobs, strict=True))

@@ -1,12 +1,12 @@
-"""RunningBatch: which rows are decoded now, which wait, and what of their KV is on the device.
+"""RunningBatch: which rows are decoded, which wait, and which of their KV is on the device.
 
-Rows are *admitted* when a slot is free and what they read fits; they *run* for at most 16 tokens;
-they are stored, and *retired* where their step is complete. Where no block is left they are
-*preempted*, and come back: a plan may count on that (`protocols.Parking`). With `--batching
-grouped`, the groups of a plan are barriers: the next one is admitted when the batch is empty (LBS
-section 4). What a row writes depends on its own path alone, never on which others are decoded.
+A row is *admitted* when a slot is free and the KV that it reads fits. Rows *run* for up to 16
+tokens, then new KV is stored, and rows with a complete step *retire*. If blocks run out, rows are
+*preempted* and continue later; a plan may count on that (`protocols.Parking`). With `--batching
+grouped`, a plan's next group is admitted when the batch is empty (LBS section 4). A row's tokens
+depend on its own path alone.
 
-Knows the cache manager and nothing of tensors: engine and simulator run this very code, so equal
+This module knows the cache manager and no tensors. The lab's simulator runs the same code, so equal
 searches move equal bytes.
 """
 
@@ -36,13 +36,14 @@ from beamwright.protocols import (
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, SearchTree
 
+# Fewest tokens of an iteration; inverse shares of awaited rows that must stop (`_enough`).
 _LEAST_TOKENS, _REFILL_SHARE, _FILL_SHARE = 2, 16, 4
 
 
 class RunningBatch(StepWriter):
     """Rows that join and leave one batch between iterations. Owns the `generator` handles.
 
-    capacity: room for their KV. memory: for how many of them there is working memory.
+    capacity: the KV that rows need. memory: the number of rows that working memory allows.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class RunningBatch(StepWriter):
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self._queue = AdmissionQueue(settings, cache, capacity, memory.costs)
-        self._ahead, self._most_open = SpeculativeQueue(), 0  # open steps that ran together
+        self._ahead, self._most_open = SpeculativeQueue(), 0  # most open steps run together
         self._eager, self._full, self._tried = False, False, 0
         self._group: int | None = None
         self._most_rows: int | None = None
@@ -73,30 +74,30 @@ class RunningBatch(StepWriter):
 
     @property
     def busy(self) -> bool:
-        """True if an open step runs or waits."""
+        """True if a step that selection has opened runs or waits."""
         return bool(self._queue) or not all(r.node.speculative for r in self.running)
 
     @property
     def speculating(self) -> bool:
-        """True if there is something to be decoded ahead of selection."""
+        """True if speculative children may be decoded."""
         return bool(self.running) or self._ahead.fresh
 
     @property
     def running_nodes(self) -> frozenset[Node]:
-        """Nodes whose steps are under way."""
+        """Nodes whose steps are being decoded."""
         return frozenset(row.node for row in self.running)
 
     @property
     def waiting(self) -> list[Node]:
-        """Nodes that wait, the next one first."""
+        """Waiting nodes in the order of admission."""
         return self._queue.nodes
 
     def decode_as(self, root: Node, decoding: Decoding) -> None:
-        """Settings of this root's tree alone, until the root is released; see `Decodings.set`."""
+        """Use `decoding` for this root's tree until the root is released; see `Decodings.set`."""
         self._capacity.decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """What a schedule may know of these open nodes."""
+        """Return a schedule's view of these open nodes: KV demand, lengths, row limit, costs."""
         longest = max(map(self._capacity.expected, beams), default=1)
         most = self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
         exact = all(map(self._capacity.exact, {beam.root for beam in beams}))
@@ -104,28 +105,28 @@ class RunningBatch(StepWriter):
         return ScheduleView(beams, demand, most, longest, exact, costs)
 
     def submit(self, plan: Plan) -> None:
-        """Replace what waits; running rows go on."""
+        """Replace the waiting steps with those of `plan`. Running rows go on."""
         self._queue.replace(plan, self.running_nodes)
         self._eager = plan.write_back and plan.eager
         self.counts.parking_plans += plan.parking is not None
         self._full, self._most_open = False, 0
 
     def speculate(self, nodes: Sequence[Node]) -> None:
-        """Children to be decoded in slots that no open step waits for, the likeliest first."""
+        """Decode these speculative children in idle slots, the likeliest first."""
         self._ahead.replace(nodes)
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        """Let an open node begin with this share of its sibling's tokens."""
+        """Let an open node begin with the share `share` of the tokens of its sibling `begun`."""
         self._capacity.begin_like(node, begun, share)
 
     def cancel(self, nodes: Iterable[Node]) -> None:
-        """Give these nodes' steps up, whether they run or wait, and free what they hold."""
+        """Stop these nodes' steps, whether they run or wait, and free what they hold."""
         gone = set(nodes)
         self._queue.remove(gone)
         self.release(gone)
 
     def release(self, nodes: Iterable[Node]) -> None:
-        """Free the segments of these nodes; one that runs leaves."""
+        """Free the segments of these nodes; their running rows leave the batch."""
         for node in nodes:
             self._capacity.decodings.forget(node)
             self._ahead.forget(node)
@@ -142,31 +143,31 @@ class RunningBatch(StepWriter):
             self._rows.close()
 
     def forget_unseen(self, tree: SearchTree) -> None:
-        """Free what no window of a row to come reaches."""
+        """Free KV that no later row of this tree reaches with its attention windows."""
         self._capacity.forget_unseen(tree)
 
     def abort(self) -> None:
-        """Give up everything that runs or waits; whatever went wrong, nothing is held."""
+        """Stop all steps and free all memory, after whatever error."""
         self.cancel([*self.running_nodes, *self.waiting, *self._ahead.held])
         self._rows.release()
 
     # --- one iteration -----------------------------------------------------------------------
 
     def iterate(self) -> list[Event]:
-        """Admit what fits, write up to 16 tokens of every row, retire what is complete.
+        """Admit rows that fit, decode up to 16 tokens of each row, and retire complete rows.
 
-        A step that cannot be decoded whatever else leaves the device is a `StepFailed`.
+        A step that cannot be decoded even alone becomes a `StepFailed` event.
 
         Raises:
             LinkError: if the link has failed.
         """
-        self._events = []  # what has happened stays known if memory runs out behind it
+        self._events = []  # kept in the object, so that events before an error are returned
         try:
             self._admit_rows()
             if self.running:
                 self._run(self._reserve_blocks())
                 self._retire_rows()
-        except CapacityError as error:  # of layers that are streamed: fewer rows have less of them
+        except CapacityError as error:  # streamed layers did not fit: fewer rows need less
             self._begin_again(error)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -178,13 +179,13 @@ class RunningBatch(StepWriter):
         return self._events
 
     def _admit_rows(self) -> None:
-        """Take in what fits of those that wait, then of those ahead of them."""
+        """Admit waiting rows that fit, then speculative ones."""
         self._queue.level_rows(len(self.running))
         while joining := self._next_rows():
             try:
                 self._make_way(joining)
                 if self._queue.prefetch_rows(joining, len(self.running)):
-                    break  # they join a few passes later
+                    break  # the rows join some passes later, when their KV has arrived
                 self._join(joining)
             except (CapacityError, DeviceMemoryError) as error:
                 if self._try_again(joining, error):
@@ -204,7 +205,7 @@ class RunningBatch(StepWriter):
     def _run(self, max_tokens: int) -> None:
         if not self.running:
             return
-        if self._eager:  # behind what had to leave at once
+        if self._eager:  # queued after the write-backs that admission needed at once
             sure = (row.segment for row in self.running if not row.node.speculative)
             self._cache.write_back(sure, sealed=False)
         number, self._tried = self.running[0].node.round, len(self.running)
@@ -221,7 +222,7 @@ class RunningBatch(StepWriter):
         self._count_drawn(self.running, before)
 
     def _count_drawn(self, rows: Sequence[Row], before: Sequence[int]) -> int:
-        """The tokens that these rows have got since they had so many."""
+        """Count and return the tokens that rows sampled since they had `before` tokens each."""
         num_drawn = 0
         for row, count in zip(rows, before, strict=True):
             num_drawn += (drawn := len(row.tokens) - count)
@@ -232,14 +233,14 @@ class RunningBatch(StepWriter):
         return num_drawn
 
     def _retire_rows(self) -> None:
-        """Store what is new, and retire rows whose step is complete."""
+        """Store new KV, and retire rows whose step is complete."""
         size, cache = self._cache.device.block_tokens, self._cache
         done = [row for row in self.running if row.done]
         going = [row for row in self.running if not row.done]
         kept = [row for row in done if row.hidden is not None]
         stored = {row: row.forwarded // size * size for row in going}
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
-        self.running = going  # from here on nothing fails: who is done is not begun again
+        self.running = going  # nothing below fails, so complete rows are never restarted
         for row in kept:
             cache.trim(row.segment)
         if self._eager:
@@ -249,7 +250,7 @@ class RunningBatch(StepWriter):
             if row.error is not None:
                 self._fail(row.node, row.error)
                 continue
-            if row.hidden is None:  # never extended, so nobody will read its KV
+            if row.hidden is None:  # the path ended: no row will read this step's KV
                 cache.clear(row.segment)
             if cache.evicts:
                 row.remember_source()
@@ -260,7 +261,7 @@ class RunningBatch(StepWriter):
         self._full = self._full and not has_room and bool(self.running)
 
     def _enough(self) -> int:
-        """Rows that have to stop for the iteration to end early."""
+        """Return the number of awaited rows that must stop for the iteration to end early."""
         running = len(awaited(self.running))
         if self._queue and not self._queue.barriers:
             return 1 if self._full else max(1, running // _REFILL_SHARE)
@@ -271,7 +272,7 @@ class RunningBatch(StepWriter):
     # --- who joins ---------------------------------------------------------------------------
 
     def _try_again(self, joining: Sequence[Row], error: BeamwrightError) -> bool:
-        """These rows did not fit. False if they have to wait until somebody leaves."""
+        """Handle rows that did not fit; return False if they must wait until a row leaves."""
         if self._drop_last():
             return True
         broken = [node for node in self.waiting if is_broken(node)]
@@ -288,14 +289,14 @@ class RunningBatch(StepWriter):
         return True
 
     def _next_rows(self) -> list[Row]:
-        """Who joins now: rows in front that have slots and fit, one at least if none runs."""
+        """Return the rows in front that have slots and fit; at least one if none runs."""
         running = sum(not row.node.speculative for row in self.running)
         if not self._queue or (running and (self._queue.barriers or self._full)):
             return []
         free = min(self._limits, default=len(self._queue) + running) - running
         free = min(free, self._most_together or free)
         group = self._queue.group
-        if not running and group != self._group:  # the batch is filled from empty
+        if not running and group != self._group:  # a new group begins with an empty batch
             self._group = group
             self.counts.groups += 1
             if not self.settings.reuse and self._queue.many_groups:
@@ -308,7 +309,7 @@ class RunningBatch(StepWriter):
 
     @property
     def _limits(self) -> list[int]:
-        """The most rows at a time, as far as anything says so."""
+        """Known limits of the number of rows that run together."""
         parking = self._queue.parking
         limits = self.settings.max_batch, self._most_rows, parking.most_rows if parking else None
         return [n for n in limits if n is not None]
@@ -324,7 +325,7 @@ class RunningBatch(StepWriter):
             if self._eager and not rows[0].node.speculative:
                 cache.write_back(grown)
                 cache.write_back(cache.dirty())
-            with suppress(CapacityError):  # block by block then; the last ones may be preempted
+            with suppress(CapacityError):  # then blocks are reserved per iteration; rows may leave
                 cache.reserve(self._queue.written_by(rows))
             for row in () if cache.stays else rows:
                 row.hold()
@@ -343,11 +344,11 @@ class RunningBatch(StepWriter):
 
     @property
     def _fills(self) -> bool:
-        """True if something is, or surely will be, decoded ahead in this round."""
+        """True if speculative children are decoded in this round, or surely will be."""
         return self.speculation != "off" and (self._ahead.active or self.speculation != "auto")
 
     def _fill(self) -> None:
-        """Give slots that nobody waits for to children of complete steps, where room is free."""
+        """Fill slots that no open step needs with speculative children, if free memory allows."""
         limits = [*self._limits, self.settings.max_batch or self._most_open]
         free = max(0, min(limits) - len(self.running)) if self._fills else 0
         rows = self._ahead.begin(self._capacity, self._queue, self.running, free)
@@ -360,7 +361,7 @@ class RunningBatch(StepWriter):
                 self._fail(row.node)
 
     def _make_way(self, rows: Sequence[Row]) -> None:
-        """What selection has not opened leaves slots and room to these rows."""
+        """Preempt or drop speculative rows until `rows` have slots and memory."""
         most = len(rows) if self._queue.barriers else min(self._limits, default=None)
         ahead = [row for row in self.running if row.node.speculative]
         while ahead and most is not None and len(self.running) + len(rows) > most:
@@ -370,7 +371,7 @@ class RunningBatch(StepWriter):
             self._drop_last()
 
     def _drop_last(self) -> bool:
-        """Drop what is least worth of what is speculative; False if nothing is."""
+        """Drop the speculative child admitted last; return False if there is none."""
         if (node := self._ahead.last()) is not None:
             self._fail(node)
         return node is not None
@@ -378,8 +379,11 @@ class RunningBatch(StepWriter):
     # --- who leaves --------------------------------------------------------------------------
 
     def _reserve_blocks(self) -> int:
-        """Blocks for the tokens to come: for fewer where they run short, so that rows have time to
-        end, then at the cost of the rows that came last. Returns for how many tokens."""
+        """Reserve blocks for one iteration, and return the number of tokens that fit.
+
+        If blocks run out, reserve for fewer tokens, so that rows may end; then preempt the newest
+        rows.
+        """
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
         if self._queue.prefetching:
             most = min(most, self._queue.passes)
@@ -394,7 +398,7 @@ class RunningBatch(StepWriter):
                 break
             except CapacityError as error:
                 if count > min(_LEAST_TOKENS, len(self.running)):
-                    count //= 2  # 16 at first, or what is left of steps
+                    count //= 2
                     continue
                 count = most
                 if not (self._drop_last() or self._queue.cancel_prefetch()):
@@ -404,7 +408,7 @@ class RunningBatch(StepWriter):
         return count
 
     def _preempt_newest(self, error: CapacityError) -> None:
-        """Take out the row that came last; one that cannot come back, or is alone, fails."""
+        """Preempt the row admitted last; fail its step if it is alone or cannot continue later."""
         row = self.running.pop()
         if self.running and self._cache.evicts:
             self._preempt(row)
@@ -412,7 +416,7 @@ class RunningBatch(StepWriter):
             self._fail(row.node, error)
 
     def _preempt(self, row: Row) -> None:
-        """Take a row out in the middle of its step; it goes on where it was."""
+        """Take a row out in the middle of its step; it continues later with its tokens."""
         self._rows.store({row: row.forwarded})
         self._cache.trim(row.segment)
         row.remember_source()
@@ -424,7 +428,7 @@ class RunningBatch(StepWriter):
             self.counts.preempted, self._full = self.counts.preempted + 1, True
 
     def _begin_again(self, error: BeamwrightError) -> None:
-        """Begin all running steps again, half as many at a time: same tree. error: of one alone."""
+        """Restart all running steps in half batches; a row that fails alone gets `error`."""
         rows, self.running = self.running, []
         self._rows.release()
         for row in reversed(rows):

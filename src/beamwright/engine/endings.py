@@ -1,12 +1,12 @@
-"""Where a row's step ends: limits, texts, the end of a thought.
+"""Where a row's step ends: at a limit, at a text, or at the end of a thought.
 
-Stops are the host's, which looks at every token one step late: the device knows nothing of them, so
-that a captured step is the same whatever ends its rows. Texts are searched as bytes, across token
-boundaries; the token that completes one ends the step, with whatever it holds behind it. What was
-drawn beyond is dropped, so that where a step ends depends on its tokens alone.
+The host decides stops. It looks at every token one step late. The device knows nothing of stops, so
+a captured step is the same for all rows. Texts are searched as bytes, across token boundaries. The
+token that completes a text ends the step, including any text after it in the same token. Tokens
+sampled after that are dropped, so where a step ends depends on its tokens alone.
 
-Where a row's thought has to be over is a position of its path, so what stands there depends on
-neither batch nor schedule.
+The position at which a row's thought must end is a function of its path. The tokens forced there
+therefore depend on neither batch nor schedule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CUTS: dict[str, tuple[bytes, ...]] = {
     "whole": (),
     "paragraphs": (b"\n\n",),
     "sentences": (b". ", b"? ", b"! ", b".\n", b"?\n", b"!\n"),
-    # What thinking models begin another try with (thinkbooster, arXiv 2606.06915).
+    # Phrases with which thinking models begin another attempt (thinkbooster, arXiv 2606.06915).
     "markers": tuple(
         f"{before}{word}".encode()
         for before in ("\n", ". ")
@@ -46,9 +46,10 @@ _CUTS: dict[str, tuple[bytes, ...]] = {
 def row_limit(
     node: Node, settings: StepSettings, context: int, *, thought: bool = False
 ) -> RowLimit:
-    """The nearest of a node's limits; where two coincide, the one that ends the path.
+    """Return the nearest limit of a node's step; of equal limits the one that ends the path.
 
-    thought: its step is of a thought.
+    context: the most tokens of a path.
+    thought: True if the step is in a thought.
     """
     nearest = RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)
     if settings.max_tokens is not None:
@@ -66,7 +67,7 @@ def row_limit(
 
 
 def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
-    """What ends a step where it stands."""
+    """Return the byte strings that end a step. thought: True if the step is in a thought."""
     steps = settings.thought_steps if thought else "auto"
     if steps == "auto":
         return () if settings.step_tokens is not None else (settings.delimiter.encode(),)
@@ -74,7 +75,7 @@ def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
 
 
 def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
-    """Whether a node's step begins inside a thought; None where its first tokens will say."""
+    """Return True if a node's step begins inside a thought; None if its tokens decide that."""
     parent = node.parent
     if marks is None or parent is None:
         return False
@@ -87,18 +88,22 @@ def _opened(node: Node, marks: ThoughtMarks) -> bool:
     return not node.quoted and marks.opened(node.token_ids)
 
 
-# --- tokens that are not drawn: how a thought is made to end within its budget ----------------
+# --- forced tokens: how a thought is made to end within its budget ----------------------------
 
 _NEVER = 1 << 60
-_MOST_IDS = MOST_CLOSING + 16  # a message's, a token a byte at most, and those of an end
+# Forced tokens: the closing message, at most one per byte, and the end-of-thought mark.
+_MOST_IDS = MOST_CLOSING + 16
 
 
 @dataclass(frozen=True)
 class Closing:
-    """How a row's thought ends at the latest, by positions in its path.
+    """Where and how a row's thought must end, by positions in the row's path.
 
-    at: where the first of `ids` stands, whatever is drawn. soft: from where on it ends as soon as
-    the token `end` has at least the probability `least`.
+    at: the position of the first of `ids`, which replace the sampled tokens.
+    ids: token ids of the closing message and of the end-of-thought mark.
+    soft: the position from which the thought ends as soon as the model is ready to end it.
+    end: the first token of the end-of-thought mark.
+    least: the probability of `end` at which the thought ends from `soft` on.
     """
 
     at: int
@@ -109,7 +114,10 @@ class Closing:
 
 
 class RowClosings:
-    """Those of a batch, in tensors that are never moved: positions [rows], ids [rows, most]."""
+    """The `Closing` of every row of a batch, in tensors whose addresses never change.
+
+    Positions are [rows], forced token ids [rows, most].
+    """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._numbers = torch.full((3, num_rows), _NEVER, dtype=torch.long, device=device)
@@ -118,7 +126,7 @@ class RowClosings:
         self.any = False
 
     def load(self, rows: Sequence[Closing | None]) -> None:
-        """Go on with these rows; None: its thought may go on, or it is in none."""
+        """Load the closings of these rows; None: the row's thought may go on, or it is in none."""
         self.any = any(rows)
         if not self.any:
             return
@@ -131,7 +139,7 @@ class RowClosings:
             mine.copy_(sent(given, mine.device))
 
     def picked(self, rows: Tensor) -> RowClosings:
-        """Of these rows, each any number of times."""
+        """Return the closings of the rows with the indices `rows`, which may repeat."""
         made = copy(self)
         made._numbers, made._ids = self._numbers[:, rows], self._ids[rows]
         made._least = self._least[rows]
@@ -140,16 +148,19 @@ class RowClosings:
     def imposed(
         self, logits: Tensor, positions: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What stands at these positions [rows], with its log-probability [rows].
+        """Return the final tokens [rows] and their log-probabilities [rows].
 
-        logits: [rows, tokens], untempered. tokens, logprobs [rows]: what was drawn there.
+        A forced token replaces the sampled token where a thought must end.
+
+        logits: [rows, tokens], untempered. positions: [rows].
+        tokens, logprobs: [rows], the sampled tokens at these positions.
         """
         at, soft, end = self._numbers
         place = (positions - at).unsqueeze(1)
         ids = self._ids.gather(1, place.clamp(0, _MOST_IDS - 1)).squeeze(1)
         hard = (place.squeeze(1) >= 0) & (place.squeeze(1) < _MOST_IDS) & (ids >= 0)
         if logits.device.type == "cpu" and not (hard | (positions >= soft)).any():
-            return tokens, logprobs  # most of the time, and the rest reads whole rows
+            return tokens, logprobs  # the usual case; the code below reads whole rows of logits
         known = logits.float().log_softmax(-1)
         ends = known.gather(1, end.unsqueeze(1)).squeeze(1).exp() >= self._least
         ends &= (positions >= soft) & ~hard
@@ -160,11 +171,11 @@ class RowClosings:
 
 # --- stops -----------------------------------------------------------------------------------
 
-_SOFTENS = 0.75  # of a budget
+_SOFTENS = 0.75  # share of the thinking budget from which a thought may end softly
 
 
 class StopFinder:
-    """Why rows end. codec: None without a tokenizer, where nothing but limits ends a step."""
+    """Finds out why rows end. codec: None without a tokenizer; then only limits end a step."""
 
     def __init__(self, codec: TextCodec | None) -> None:
         self._codec = codec
@@ -174,11 +185,12 @@ class StopFinder:
         self._enders: dict[tuple[bytes, ...], NDArray[np.bool_]] = {}
 
     def enders(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
-        """The tokens [vocabulary], and how many more from which on, that `reason` has to be asked
-        about.
+        """Return for which tokens of a row `reason` must be called, and after how many in any case.
 
-        EOS, and what holds the last byte of a delimiter: most tokens are none of them, and only
-        where thoughts and stop strings are looked for it is asked about each.
+        The first value is a mask [vocabulary]: EOS tokens, and tokens with the last byte of a
+            delimiter. Most tokens are neither. It is None if `reason` must be called for every
+            token, because the row may have thoughts or stop strings. The second value is the number
+            of further tokens from which `reason` must always be called.
         """
         if self._marks is not None or row.decoding.step.stop_strings:
             return None, 1
@@ -195,11 +207,14 @@ class StopFinder:
         return self._enders[ends], most
 
     def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
-        """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.
+        """Return why a row ends with the last token of `drawn`; None if the row goes on.
 
-        To be asked once about each of its `enders`, in their order, and at its limit. A stop string
-        comes first, whose text is cut; then EOS, a limit that ends the path, the end of a thought,
-        delimiters, step limits.
+        Call it once for each token that `enders` names, in order, and at the row's limit. It may
+        set `row.thought`. The first reason in this order counts: a stop string, whose text is cut
+        off; EOS; a limit that ends the path; the end of a thought; a delimiter; a limit of the
+        step.
+
+        drawn: tokens sampled after `row.tokens`.
         """
         step = row.decoding.step
         turned = None if self._marks is None else self._turn(row, drawn, self._marks)
@@ -217,7 +232,7 @@ class StopFinder:
         return turned or (StopReason.DELIMITER if delimited else None)
 
     def closing(self, row: Row) -> Closing | None:
-        """How the row's thought has to end; None if nothing asks for that, or it is in none."""
+        """Return how the row's thought must end; None without a budget, or outside a thought."""
         step, marks = row.decoding.step, self._marks
         if marks is None or not row.thought or step.thinking in ("auto", "on"):
             return None
@@ -228,7 +243,7 @@ class StopFinder:
         start = row.node.start - sum(len(each.token_ids) for each in thought)
         earlier = [each for each in above if each.thought and each not in thought]
         budget -= sum(len(each.token_ids) for each in earlier)
-        # A start that is drawn cannot be undone.
+        # A start-of-thought mark that the model sampled cannot be undone: the end comes after it.
         drawn = start == reply.end and not _opened(reply, marks)
         least = len(marks.start) if drawn else 0
         at, soft = (start + max(least, math.ceil(share * budget)) for share in (1, _SOFTENS))
@@ -237,12 +252,12 @@ class StopFinder:
 
     @staticmethod
     def _turn(row: Row, drawn: Sequence[int], marks: ThoughtMarks) -> StopReason | None:
-        """Why a row ends where a thought ends, or one begins behind text; None elsewhere."""
+        """Return the stop reason if a thought ends, or if one begins after text; else None."""
         if row.thought is None and (begins := marks.begins([*row.tokens, *drawn])) is not None:
             row.thought = begins
         last = [*row.tokens, *drawn][-len(marks.end) :] if drawn[-1] == marks.end[-1] else ()
         if tuple(last) == marks.end:
-            row.thought = True  # also where nobody has seen it begin
+            row.thought = True  # even if its start mark was never seen
             return StopReason.THOUGHT_END
         begins = drawn[-1] == marks.start[-1] and not row.thought
         if begins and marks.opened([*row.tokens, *drawn]):
@@ -250,8 +265,11 @@ class StopFinder:
         return None
 
     def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
-        """True if its bytes are there, and what is said has it: special tokens have no text, and
-        some tokenizers leave out the space that a text begins with."""
+        """Return True if the last token completes a stop string.
+
+        The string must occur in the bytes and in the decoded text. The bytes alone are not enough:
+        special tokens have no text, and some tokenizers drop the space at the start of a text.
+        """
         if self._codec is None or (row.thought is not False and not row.node.root.raw):
             return False
         strings = row.decoding.step.stop_strings
@@ -268,7 +286,10 @@ class StopFinder:
     def _text(
         self, row: Row, drawn: Sequence[int], length: int, above: Sequence[Node] = ()
     ) -> bytes:
-        """The last token's, and up to so many bytes before it: of the step, and of those above."""
+        """Return the bytes of the last token and up to `length` bytes before it.
+
+        The earlier bytes come from the step, then from the steps `above`, nearest first.
+        """
         steps, before = (drawn[:-1], row.tokens, *(node.token_ids for node in above)), b""
         for token in chain.from_iterable(map(reversed, steps)):
             if len(before) >= length:
@@ -278,8 +299,11 @@ class StopFinder:
 
 
 def _said_above(node: Node) -> tuple[list[Node], bool]:
-    """Steps of its reply above it that stop strings end, nearest first: up to a thought. True where
-    nothing was said before that one: blanks behind it are no part of an answer."""
+    """Return the earlier steps of the node's reply in which stop strings count, nearest first.
+
+    These are the steps after the last thought. The second value is True if there is nothing but
+    thought before them. Blanks after that thought are then no part of the answer.
+    """
     above = node.reply()[-2::-1]
     said = above if node.root.raw else [*takewhile(lambda step: not step.thought, above)]
     before = above[len(said) :]
@@ -287,7 +311,7 @@ def _said_above(node: Node) -> tuple[list[Node], bool]:
 
 
 def text_stopped(text: str, node: Node, stop_strings: Sequence[str]) -> str:
-    """A reply's text up to a stop string, which is looked for in its answer alone."""
+    """Return a reply's text up to the first stop string in its answer, not in its thoughts."""
     said, stripped = _said_above(node)
     thought = (said[-1] if said else node).parent
     answer = text[0 if thought is None else len(thought.text) :]
@@ -296,6 +320,6 @@ def text_stopped(text: str, node: Node, stop_strings: Sequence[str]) -> str:
 
 
 def text_before(text: str, stop_strings: Sequence[str]) -> str:
-    """A text up to the first of these strings in it; all of it if there is none."""
+    """Return the text before the first of `stop_strings`; all of the text if none occurs."""
     starts = [text.find(string) for string in stop_strings]
     return text[: min((start for start in starts if start >= 0), default=len(text))]

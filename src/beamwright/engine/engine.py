@@ -1,7 +1,8 @@
-"""The engine: admit, run, settle, decide. Any number of trees at a time, each in its own round.
+"""The engine loop: admit trees, run the executor, commit its events, let strategies decide.
 
-Data flows one way: problem -> tree -> plan -> device -> tree -> answer. Knows trees, policies and
-an executor; no model, no KV.
+Any number of trees is in flight, each in its own round. Data flows one way: problem -> tree -> plan
+-> device -> tree -> answer. This module knows trees, policies and an executor. It knows no model
+and no KV.
 """
 
 from __future__ import annotations
@@ -35,36 +36,34 @@ from beamwright.tree import Node, NodeState
 
 @dataclass(eq=False)
 class Engine:
-    """Runs trees to their end with one schedule and one executor.
+    """The loop that runs trees to their end with one schedule and one executor.
 
-    A tree is admitted, decided about, cancelled and finished, or fails, on its own. What one writes
-    never depends on which others there are. One thread at a time may call it.
-
-    payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
-    all have decoded, and scored, their round; `decoupled`, paths that wait for no other's score go
-    on before their round is over, beside other trees, too (Alg. 5). verify_ahead: what is decoded
-    ahead may be scored before it is opened (FlashTTS 4.1.3); without, as in the decoupled thesis
-    (Alg. 4), never.
-    listwise: all steps of a tree's round are scored in one call. truncation: FlashTTS's R, see
-    `TreeRun.duplicates`. patience_s: seconds that a tree
-    with nothing to return still waits for steps when its deadline has passed, where they may never
-    come; None where they surely will.
+    Each tree is admitted, decided, cancelled, finished or failed on its own. A tree's tokens never
+    depend on which other trees are in flight. One thread at a time may call the engine.
     """
 
     _executor: Executor
     _schedule: SchedulePolicy
     _accounting: Accounting
     clock: Callable[[], float] = time.perf_counter
+    # Measurements of earlier runs, from which the engine decides whether speculation pays.
     payoff: Payoff = field(default_factory=Payoff)
+    # "lockstep": no tree selects before all trees have decoded and scored their round.
+    # "decoupled": paths that wait for no other path's score continue before their round is over,
+    # even while other trees run (Alg. 5 of decoupled tree exploration).
     explore: Explore = "continuous"
+    # True: speculative steps may be scored before selection opens them (FlashTTS 4.1.3). False:
+    # never, as in Alg. 4 of decoupled tree exploration.
     verify_ahead: bool = False
-    listwise: bool = False
-    truncation: float = 0.85
+    listwise: bool = False  # True: all steps of a tree's round are scored in one call
+    truncation: float = 0.85  # FlashTTS's R, see `TreeRun.duplicates`
+    # Seconds after its deadline for which a tree without any result still waits for steps, if the
+    # writer may never return them. None if they surely come.
     patience_s: float | None = None
     _live: dict[Node, TreeRun] = field(default_factory=dict, init=False)
     _changed: bool = field(default=False, init=False)
     _foresee: bool = field(default=False, init=False)
-    # What each tree foresees, until something becomes of it.
+    # Speculative children of each tree with their potential, until an event changes the tree.
     _foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = field(
         default_factory=dict, init=False
     )
@@ -74,21 +73,21 @@ class Engine:
 
     @property
     def num_open(self) -> int:
-        """Steps that are decoded, or wait for it."""
+        """Number of steps that are being decoded or wait for decoding."""
         return sum(len(run.round.open) for run in self._live.values())
 
     @property
     def num_live(self) -> int:
-        """Trees under way."""
+        """Number of trees in flight."""
         return len(self._live)
 
     def cancel(self, run: TreeRun) -> None:
-        """Give a tree up; its KV is freed at once."""
+        """Discard a tree and free its KV at once."""
         if self._live.get(run.tree.root) is run:
             self._close(run)
 
     def abort(self) -> None:
-        """Give all trees up; nothing runs any more when it returns."""
+        """Discard all trees, and return when nothing runs any more."""
         try:
             for run in list(self._live.values()):
                 self._close(run)
@@ -98,7 +97,7 @@ class Engine:
     # --- the cycle ---------------------------------------------------------------------------
 
     def step(self) -> list[TreeRun]:
-        """One bounded piece of work; returns the trees that have ended with it."""
+        """Do one bounded piece of work, and return the trees that ended with it."""
         before = list(self._live.values())
         self._cut_overdue()
         for event in self._run():
@@ -114,9 +113,9 @@ class Engine:
         return [run for run in before if run.tree.done]
 
     def admit(self, run: TreeRun) -> list[TreeRun]:
-        """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
+        """Admit a tree and make its first selection; return the tree if it ends at once."""
         run.clock, run.started_s = self.clock, self.clock()
-        # A newcomer is behind all others, however many come.
+        # A new tree is served after all trees in flight, no matter how many arrive.
         run.served = max((other.served for other in self._live.values()), default=0)
         self._live[run.tree.root] = run
         begun = bool(run.tree.root.children)
@@ -130,9 +129,9 @@ class Engine:
         return [run] if run.tree.done else []
 
     def _run(self) -> list[Event]:
-        """Plan what waits, where that has changed, and let the executor do one piece of work."""
+        """Plan the waiting steps if they changed, and let the executor do one piece of work."""
         waiting: tuple[Node, ...] = ()
-        if self._changed or not self._writer.busy:  # those of the tree whose turn it is in front
+        if self._changed or not self._writer.busy:  # by priority, least served first
             runs = sorted(self._live.values(), key=lambda run: (-run.priority, run.served))
             running = self._writer.running_nodes
             waiting = tuple(node for run in runs for node in run.round.open if node not in running)
@@ -144,11 +143,11 @@ class Engine:
         return self._executor.wait()
 
     def _settle(self, run: TreeRun, event: Event) -> None:
-        """Write an event into its tree, or keep it until it is known whether it belongs there."""
+        """Commit an event to its tree. Keep a speculative child's score until selection."""
         node, ahead = event.node, event.node.speculative
         self._foreseen.pop(run, None)
         if ahead and node not in run.speculative:
-            return  # late, of a child that was discarded
+            return  # a late event of a discarded child
         match event:
             case StepDecoded():
                 self._foresee = True
@@ -168,16 +167,18 @@ class Engine:
             case StepFailed() if not (ahead or run.round.put_off(node, event.error)):
                 self._fail(run, event.error)
             case StepAwaited() if not ahead and run.out_of_time() and not run.overdue():
-                assert run.rule is not None  # what was written before is cut with the next step
+                # Only a tree without steps fails here. Others are cut at the next `step`.
+                assert run.rule is not None
                 self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
 
     def _decide(self, run: TreeRun) -> None:
-        """All steps are decoded: have them scored, and when they are, select."""
+        """Submit the steps of a decoded round for scoring. Once all have scores, select."""
         self._foreseen.pop(run, None)
         self._submit_scores(run)
         if run.round.waits:
             return
-        run.tree.rounds += not run.carried()  # within a round, while some steps are unjudged
+        # The round is not over while steps that no verifier judges are carried on.
+        run.tree.rounds += not run.carried()
         run.note_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
@@ -185,7 +186,7 @@ class Engine:
     # --- inside ------------------------------------------------------------------------------
 
     def _select(self, run: TreeRun) -> None:
-        """Let the strategy decide, obey, free what nobody needs, report to the caller."""
+        """Apply the strategy's actions, free KV that no open path needs, and report the round."""
         tree = run.tree
         candidates = tuple(tree.candidates())
         with self._fails_alone(run):
@@ -211,7 +212,7 @@ class Engine:
             run.on_round(report)
 
     def _submit_scores(self, run: TreeRun) -> None:
-        """Give the verifier what it does not have yet of this round's steps."""
+        """Submit this round's steps that the verifier does not have yet."""
         steps, scored = run.to_score(), run.speculative.scores
         for node in [node for node in steps if node in scored]:
             steps.remove(node)
@@ -232,7 +233,7 @@ class Engine:
     # --- ahead of selection ------------------------------------------------------------------
 
     def _speculate(self) -> None:
-        """Say which children of finished steps may be decoded where nothing else can be."""
+        """Tell the writer which children of finished steps it may decode in idle slots."""
         self._foresee, ahead = False, self._writer
         pays = ahead.speculation != "auto" or (len(self._live) == 1 and self.payoff.pays)
         if ahead.speculation == "off" or not (pays or self.explore == "decoupled"):
@@ -248,7 +249,8 @@ class Engine:
             if run.error is None:
                 with self._fails_alone(run):
                     prospects = run.prospects()
-                    if ahead.speculation == "truncate":  # one writes, and its siblings begin alike
+                    # One child is decoded; its siblings begin with a share of its tokens.
+                    if ahead.speculation == "truncate":
                         prospects = [replace(prospect, children=1) for prospect in prospects]
                     self._foreseen[run] = [
                         (prospect.potential, run.speculative.of(prospect)) for prospect in prospects
@@ -258,7 +260,7 @@ class Engine:
         ahead.speculate([child for _, children in likely for child in children])
 
     def _drop_rest(self, run: TreeRun) -> None:
-        """Free what was decoded ahead and cannot be opened any more."""
+        """Free speculative children that selection can no longer open."""
         left = run.speculative.rest(run.tree)
         self.payoff.speculated += sum(node.usage["speculated"] for node in left)
         self._executor.release(left)
@@ -266,10 +268,10 @@ class Engine:
     # --- trees that end ----------------------------------------------------------------------
 
     def _cut_overdue(self) -> None:
-        """Trees whose deadline has passed end their round with what is decoded.
+        """Let trees whose deadline has passed end their round with the decoded steps.
 
-        Where scores may never come, they go without those that are not in after a while; where
-        steps may never come, a tree without any fails.
+        If the verifier may never return, scores missing after `patience_s` are left out. If the
+        writer may never return, a tree without steps fails after `patience_s`.
         """
         steps_s, scores_s = self.patience_s, self._executor.patience_s
         for run in list(self._live.values()):
@@ -287,7 +289,7 @@ class Engine:
 
     @contextmanager
     def _fails_alone(self, run: TreeRun) -> Iterator[None]:
-        """What goes wrong with one tree ends that tree."""
+        """Let an error end only this tree. A failed link still ends the whole run."""
         try:
             yield
         except LinkError:
@@ -300,7 +302,7 @@ class Engine:
         self._close(run)
 
     def _close(self, run: TreeRun) -> None:
-        """A tree is over: nothing of it waits, runs or is held."""
+        """End a tree: cancel its open steps, and free all its KV."""
         run.tree.done = True
         self._live.pop(run.tree.root, None)
         self._foreseen.pop(run, None)

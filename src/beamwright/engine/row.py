@@ -1,6 +1,7 @@
-"""A row: one beam's step while it is written, how it is drawn, the KV of its path.
+"""A row: a path's place in the running batch while its step is decoded, with its settings and KV.
 
-Knows nodes, segments and settings; no text, no tensors, no batch, no other row.
+This module knows nodes, segments and settings. It knows no text, no tensors, no batch and no other
+row.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import Node, StopReason, TopTokens
 
 OWNER = "generator"
-"""What a node's handle of the generator is kept under: a `GeneratorState`."""
-_LONGEST_DELIMITER = 256
+"""Key of `Node.handles` under which a node's `GeneratorState` is kept."""
+_LONGEST_DELIMITER = 256  # bytes
 
-# --- how a tree's steps are drawn, and where they end ---------------------------------------------
+# --- how a tree's steps are sampled, and where they end -------------------------------------------
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a tree's tokens depend on beside the model, the prompt and the lineage."""
+    """Settings that, with the model, the prompt and the lineages, decide a tree's tokens."""
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     step: StepSettings = field(default_factory=StepSettings)
@@ -37,17 +38,23 @@ class Decoding:
 
 
 class Decodings:
-    """Each tree's; `default` for those without one of their own. marks: of the model's thoughts."""
+    """The `Decoding` of each tree, found by its root.
+
+    default: the settings of trees without settings of their own.
+    marks: the token sequences that begin and end the model's thoughts; None if the model has no
+        thoughts.
+    """
 
     def __init__(self, default: Decoding, marks: ThoughtMarks | None = None) -> None:
         self.default, self.marks = default, marks
         self._by_root: dict[Node, Decoding] = {}
 
     def set(self, root: Node, decoding: Decoding) -> None:
-        """Decode the tree of this root so, from its first step on.
+        """Use `decoding` for the tree of `root`, from its first step on.
 
         Raises:
-            InputError: for a delimiter that is too long to be looked for behind every token.
+            InputError: if the delimiter is new and has more than 256 bytes. Every sampled token is
+                searched for it.
         """
         delimiter, known = decoding.step.delimiter, self.default.step.delimiter
         if delimiter != known and len(delimiter.encode()) > _LONGEST_DELIMITER:
@@ -55,16 +62,16 @@ class Decodings:
         self._by_root[root] = decoding
 
     def of(self, node: Node) -> Decoding:
-        """How this node's tree is decoded."""
+        """Return the settings of a node's tree."""
         return self._by_root.get(node.root, self.default) if self._by_root else self.default
 
     def forget(self, node: Node) -> None:
-        """The tree of this node is over, if the node is its root."""
+        """Discard the settings of a tree, if `node` is its root."""
         self._by_root.pop(node, None)
 
 
 class RowLimit(NamedTuple):
-    """The most tokens a row's step may have, and what stops it there."""
+    """The largest number of tokens of a row's step, and the stop reason at that length."""
 
     tokens: int
     reason: StopReason
@@ -75,38 +82,34 @@ class RowLimit(NamedTuple):
 
 @dataclass
 class GeneratorState:
-    """What a node holds: its segment, and the final hidden state [1, hidden] of its last token.
-
-    hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
-    turn until the first row behind it is admitted.
-    drawn_from: where a verifier reads them, the final hidden states [some, hidden] that the step's
-    tokens were drawn from, one after another; until they are scored.
-    row: the step so far, of a node that is being decoded or was preempted.
-    extended: a row behind it has been admitted.
-    path: to it and with it, once it is complete; see `path_to`.
-    """
+    """The KV that the generator keeps for one node, and the hidden states that follow from it."""
 
     segment: Segment
+    # Final hidden state [1, hidden] of the node's last token, from which its children sample their
+    # first tokens. None while that token is not forwarded: always for a path that has ended; for a
+    # prompt or a turn, until the first row below it is admitted.
     hidden: Any = None
+    # Final hidden states [tokens, hidden] that the step's tokens were sampled from, in order. Only
+    # kept for a verifier that reads them, until the step is scored.
     drawn_from: Sequence[Any] = ()
-    row: Row | None = None
-    extended: bool = False
-    path: Path | None = None
+    row: Row | None = None  # the unfinished step of a node that is being decoded or was preempted
+    extended: bool = False  # True once a row below the node was admitted
+    path: Path | None = None  # cache of `path_to`, once the node is complete
 
     @property
     def place(self) -> str | None:
-        """Where the segment is: `device`, `host` or `both`."""
+        """Tiers that hold the segment: `device`, `host` or `both`; None if neither does."""
         return self.segment.place
 
 
 def state_of(node: Node) -> GeneratorState | None:
-    """What a node holds; None where nothing of it is stored or under way."""
+    """Return the generator's state of a node; None if the node has no segment."""
     state: GeneratorState | None = node.handles.get(OWNER)
     return state
 
 
 def path_to(node: Node | None) -> Path:
-    """The segments from the root to a node, itself included, as far as they hold anything."""
+    """Return the segments that hold tokens from the root to `node`, the node's own included."""
     if node is None:
         return ()
     state = state_of(node)
@@ -115,13 +118,13 @@ def path_to(node: Node | None) -> Path:
     path = path_to(node.parent)
     if state is not None and state.segment.length:
         path = (*path, PathPart(state.segment, state.segment.length))
-    if state is not None and state.hidden is not None:  # complete, and so is all above it
+    if state is not None and state.hidden is not None:  # node and ancestors will not change
         state.path = path
     return path
 
 
 def path_read(node: Node) -> Path:
-    """The segments that a node's step reads, its own as far as it is stored included."""
+    """Return the segments that a node's step reads, its own stored tokens included."""
     path, state = path_to(node.parent), state_of(node)
     if state is None or state.row is None or not state.segment.length:
         return path
@@ -129,13 +132,13 @@ def path_read(node: Node) -> Path:
 
 
 def is_complete(node: Node | None) -> bool:
-    """True if a node's last token is forwarded, so that children can begin."""
+    """Return True if a node's last token is forwarded, so that children can begin."""
     state = None if node is None else state_of(node)
     return state is not None and state.hidden is not None
 
 
 def begin_state(node: Node, cache: CacheManager) -> GeneratorState:
-    """Give a node a segment, which timelines call by its lineage."""
+    """Create a node's segment and state. Timelines show the segment under the node's lineage."""
     segment = cache.create(".".join(map(str, node.lineage)), node.start)
     state = node.handles[OWNER] = GeneratorState(segment)
     return state
@@ -146,88 +149,84 @@ def begin_state(node: Node, cache: CacheManager) -> GeneratorState:
 
 @dataclass(eq=False)
 class Row:
-    """A beam's step so far. The last token of `tokens` has no KV yet, until it is forwarded.
+    """The step of a path while it is decoded.
 
-    A step that is to be extended stays for one more token than it has, which forwards its last one:
-    children begin at once, and what a row computes does not depend on who goes on with it.
-
-    decoding: how its tokens are drawn. first_limit: the most tokens that the step may have,
-    unless it is found to be of no thought. group: of the plan that it came with.
-    thought: it is of a thought; None as long as that is open, and then `otherwise` is the limit
-    that it has if it is none.
-    logprobs, stats, top: one value per token, as in `Node`.
-    hidden: final hidden state [1, hidden] of its last token, when that is forwarded.
-    drawn_from: as in `GeneratorState`.
-    error: why it cannot go on.
-    lease: holds what the row reads and writes on the device while it is in the running batch.
+    The last token of `tokens` has no KV until it is forwarded. After the last token of a step that
+    may be extended, the row stays for one more pass, which forwards this token. Children can then
+    begin at once, and a row's computation does not depend on which of them follow.
     """
 
     node: Node
     segment: Segment
     decoding: Decoding
-    first_limit: RowLimit
-    group: int = 0
-    thought: bool | None = False
-    otherwise: RowLimit | None = None
+    first_limit: RowLimit  # limit of the step, unless the step turns out not to be a thought
+    group: int = 0  # number of the group in which the schedule's plan submitted the node
+    thought: bool | None = False  # True if the step is in a thought; None until its tokens show it
+    otherwise: RowLimit | None = None  # limit if an undecided step turns out not to be a thought
     tokens: list[int] = field(default_factory=list)
+    # Per token, as in `Node`.
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
     top: list[TopTokens] = field(default_factory=list)
     stop: StopReason | None = None
-    hidden: Any = None
-    drawn_from: list[Any] = field(default_factory=list)
-    error: NotFiniteError | None = None
+    hidden: Any = None  # final hidden state [1, hidden] of the last token, once it is forwarded
+    drawn_from: list[Any] = field(default_factory=list)  # as in `GeneratorState`
+    error: NotFiniteError | None = None  # reason why the row cannot continue
+    # Pins what the row reads and writes on the device while the row is in the running batch.
     lease: Lease = field(default_factory=lambda: Lease({}))
 
     @cached_property
     def key(self) -> tuple[int, int]:
-        """Of its random stream."""
+        """Key of the row's random stream."""
         return lineage_key(self.decoding.seed, self.node.lineage)
 
     @property
     def forwarded(self) -> int:
-        """Tokens of the step that have KV."""
+        """Number of the step's tokens that have KV."""
         return len(self.tokens) - (self.hidden is None) if self.tokens else 0
 
     @property
     def done(self) -> bool:
-        """True if it has nothing left to do in the running batch."""
+        """True if the row needs no further pass in the running batch."""
         if self.error is not None or self.hidden is not None:
             return True
         return self.stop is not None and self.stop.ends_path
 
     @property
     def limit(self) -> RowLimit:
-        """The most tokens that the step may have, as far as is known what it is of."""
+        """The step's limit, given what is known now about whether the step is in a thought."""
         return self.otherwise if self.otherwise and self.thought is False else self.first_limit
 
     @property
     def forwards_left(self) -> int:
-        """Tokens that may still be forwarded, the last one included; at least one."""
+        """Number of tokens that may still be forwarded, the last one included; at least one."""
         if self.stop is not None or self.thought is None:
             return 1
         tokens_left = max(1, self.limit.tokens - len(self.tokens))
         return tokens_left + (not self.limit.reason.ends_path)
 
     def forwards_of(self, count: int) -> int:
-        """Of an iteration of `count` tokens, those that it may keep. How a row with an open thought
-        ends is known behind its next token, but others' iterations go on."""
+        """Return how many tokens the row may keep of an iteration of `count` tokens.
+
+        A row with `thought` None may keep all: its next token decides its limit, but the iteration
+            does not end there.
+        """
         return count if self.thought is None and not self.stop else min(count, self.forwards_left)
 
     def needs(self) -> dict[Segment, int]:
-        """Device copies that it reads and writes: one of each segment."""
+        """Return the device copies that the row reads and writes: one of each segment."""
         return {**dict.fromkeys(segments_read(path_read(self.node)), 1), **whole({self.segment: 1})}
 
     def hold(self) -> None:
-        """Pin what it reads and writes; all of it is on the device."""
+        """Pin the segments that the row reads and writes. They must all be on the device."""
         self.lease.add(self.needs())
 
     def let_go(self) -> None:
-        """Unpin everything."""
+        """Unpin all segments."""
         self.lease.keep({})
 
     def restart(self) -> None:
-        """Forget the step so far; what was decoded is lost."""
+        """Discard the step so far, and count its tokens as overrun."""
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
         self.drawn_from = []
@@ -236,7 +235,11 @@ class Row:
             self.thought = None
 
     def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
-        """Take in tokens, and what is known of each; not behind one without a distribution."""
+        """Append sampled tokens with their values (log-probabilities and statistics).
+
+        Stop before the first token with a log-probability that is not finite, and set `error`
+        there.
+        """
         count = len(tokens)
         logprobs = values["logprobs"][:count]
         if not math.isfinite(sum(logprobs)):
@@ -252,12 +255,12 @@ class Row:
             kept += numbers[:count]
 
     def reply_ids(self) -> list[int]:
-        """Tokens of the reply so far, from its first one on."""
+        """Return all token ids of the reply so far."""
         assert self.node.parent is not None
         return self.node.parent.path_token_ids()[self.node.replies_to.end :] + self.tokens
 
     def decoded(self, text: str) -> StepDecoded:
-        """The step, which is complete."""
+        """Return the complete step as an event. text: the reply up to the end of the step."""
         assert self.stop is not None
         stats = {name: tuple(values) for name, values in self.stats.items()}
         tokens, logprobs, top = tuple(self.tokens), tuple(self.logprobs), tuple(self.top)
@@ -265,66 +268,70 @@ class Row:
         return StepDecoded(self.node, tokens, logprobs, self.stop, text, stats, top, thought)
 
     def remember_source(self) -> None:
-        """Note in the segment what its KV was computed from."""
+        """Record the inputs of the segment's KV, so that it can be computed again."""
         stored = tuple(self.tokens[: self.segment.length])
         self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
 
 
 def awaited(rows: Sequence[Row]) -> list[Row]:
-    """Those that somebody waits for; all of them where selection has opened none."""
+    """Return the rows of open nodes; all rows if every node is speculative.
+
+    Only these rows decide when an iteration ends, because nothing waits for speculative rows.
+    """
     return [row for row in rows if not row.node.speculative] or list(rows)
 
 
 class Ran(NamedTuple):
-    """What an iteration has computed: forward passes, and rows of all of them, with padding."""
+    """Work of one iteration: its forward passes, and the rows of all passes with padding."""
 
     passes: int
     rows: int
 
 
 class Rows(Protocol):
-    """How the rows of the running batch are computed: with tensors, or on a virtual clock.
+    """Computes the rows of the running batch: with tensors, or on a virtual clock.
 
-    Batch order is the caller's: `admit` gets all rows that stay, in their order.
+    The caller decides the order of the batch: `admit` receives all rows that stay, in their order.
     """
 
     @property
     def num_rows(self) -> int:
-        """Rows that are computed, those that have left and padding included."""
+        """Number of rows that a pass computes, including padding and rows that have left."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are not free but kept for the next rows, less those that only seem free."""
+        """Bytes that are not free but kept for later rows, minus bytes wrongly reported as free."""
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        """Take rows in; those that have no token yet draw their first, and may stop with it.
+        """Add the `joining` rows. A row without tokens samples its first token.
 
-        Where none joins, the batch is made smaller.
+        That token may already stop the row.
+        With no row joining, the batch is only made smaller.
         """
 
     def max_tokens(self, running: Sequence[Row]) -> int:
-        """Tokens until a row's newest ones have to be read as stored ones."""
+        """Return the tokens that each row can get before its tail must move to its segment."""
 
     def run(
         self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
     ) -> Ran:
         """Compute up to `max_tokens` tokens of every row.
 
-        goes_on: nobody waits to join these, so that one token more may be begun ahead.
+        The iteration ends one token after `enough` of the `awaited` rows have stopped, or when all
+        of these are done. The pass after a row's last token forwards that token and sets
+        `Row.hidden`, unless the path has ended.
 
-        It ends one token after `enough` of the rows that count (`awaited`) have stopped, or when
-        those are done. The token behind a row's stop forwards its last one, unless its path has
-        ended (`Row.hidden`).
+        goes_on: True if no row waits to join, so that one further token may be launched ahead.
         """
 
     def store(self, tokens: Mapping[Row, int]) -> None:
-        """Append to each row's segment what is missing of so many tokens' KV."""
+        """Append to each row's segment the KV that is missing of its first `tokens[row]` tokens."""
 
     def text(self, row: Row) -> str:
-        """The text of the path up to and with the row's step, from its reply's first token on."""
+        """Return the text of the row's reply, up to and including the row's step."""
 
     def close(self) -> None:
-        """The batch is empty."""
+        """Free what belongs to the rows; the batch is now empty."""
 
     def release(self) -> None:
-        """Memory has run out: give back all that can be had again."""
+        """Free all memory that can be allocated again later, because memory has run out."""

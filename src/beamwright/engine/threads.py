@@ -1,4 +1,4 @@
-"""How many of torch's threads compute, and how long they spin where torch was imported first."""
+"""Number of torch's compute threads, and how long idle threads spin if torch was imported first."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _UNSET = "OMP_NUM_THREADS : [not set]"
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads of one product, and why this number.
+    """Number of threads that compute one matrix product, and the reason for this number.
 
-    torch's OpenMP threads wait for one another at the end of every product. The products of a
-    small model take microseconds, so a second thread gains little, and loses much where another
-    process has the second core (docs/log/2026-11.md#a-busy-machine).
+    torch's OpenMP threads wait for one another at the end of every product. The products of a small
+    model take microseconds. A second thread then gains little, and loses much if another process
+    occupies the second core (docs/log/2026-11.md#a-busy-machine).
     """
 
     count: int
@@ -31,7 +31,7 @@ class Threads:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Compute with this number of threads, and restore the host program's number after."""
+        """Compute with this number of threads, and restore the host program's number afterwards."""
         before = torch.get_num_threads()
         if before != self.count:
             torch.set_num_threads(self.count)
@@ -45,9 +45,9 @@ class Threads:
 
 
 def all_threads() -> Threads:
-    """The threads that torch has, but no more than the cores that this process may use.
+    """Return torch's own number of threads, but no more than the cores that this process may use.
 
-    OMP_NUM_THREADS overrides this number, and that for small models.
+    OMP_NUM_THREADS overrides this number, and the number for small models.
     """
     available, cores = torch.get_num_threads(), num_cores()
     if _UNSET not in torch.__config__.parallel_info():
@@ -58,7 +58,7 @@ def all_threads() -> Threads:
 
 
 def threads_for(num_parameters: int) -> Threads:
-    """Threads for models of which the largest has this number of parameters."""
+    """Return the threads for a set of models; `num_parameters` is the size of the largest one."""
     most = all_threads()
     if num_parameters > SMALL_PARAMETERS or _UNSET not in torch.__config__.parallel_info():
         return most
@@ -67,12 +67,13 @@ def threads_for(num_parameters: int) -> Threads:
 
 
 def _shorten_waits() -> None:
-    """Shorten the spin of a torch that was imported before the environment could say so.
+    """Shorten the spin of idle threads if torch was imported before the environment was set.
 
-    LLVM's OpenMP library (macOS) has a call for it, per thread; untested, for lack of a Mac. GNU's
-    has none, but it spins 100 turns alone while it manages more threads than there are cores.
+    LLVM's OpenMP library (macOS) has a function for this, per thread. It is untested, because no
+    Mac was available. GNU's library has none, but its threads spin only 100 turns while it manages
+    more threads than there are cores.
     """
-    library = ctypes.CDLL(torch._C.__file__)  # finds symbols of what torch is linked with, too
+    library = ctypes.CDLL(torch._C.__file__)  # also finds symbols of the libraries torch links
     if hasattr(library, "kmp_set_blocktime"):
         library.kmp_set_blocktime(1)
     elif hasattr(library, "GOMP_parallel"):
@@ -83,7 +84,8 @@ def _shorten_waits() -> None:
 def _park_pool() -> None:
     """Park a pool of OpenMP threads that computes nothing, for the life of the process.
 
-    It belongs to a daemon thread, which a forked child does not have; the count stays.
+    The pool raises GNU's count of managed threads above the number of cores. It belongs to a daemon
+    thread. A forked child does not have that thread, but keeps the count.
     """
     library, parked = ctypes.CDLL(torch._C.__file__), threading.Event()
 

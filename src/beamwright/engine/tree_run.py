@@ -1,6 +1,6 @@
-"""TreeRun: one tree under way. Its rounds, what waits for whom, and what is measured of it.
+"""TreeRun: one tree in flight, with its rounds and what is measured of it.
 
-Knows one tree and its policies; no executor, no other tree.
+This module knows one tree and its policies. It knows no executor and no other tree.
 """
 
 from __future__ import annotations
@@ -34,38 +34,36 @@ from beamwright.protocols import (
 from beamwright.search.answers import Mathematics
 from beamwright.tree import Node, NodeState, SearchTree, Turn, make_given_path, on_paths
 
+# Computes a path's score from the scores of its steps.
 Aggregate = Callable[[Sequence[float | None]], float | None]
-# Token ids of a turn behind an ended reply; None where it does not fit the context.
+# Returns the token ids of a turn after an ended reply; None if they do not fit the context.
 RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
 
 
 @dataclass(eq=False)
 class RoundState:
-    """What is decoded and scored of one round, and what was opened when it was over.
+    """The steps that are decoded and scored in one round."""
 
-    beams: the open steps that it began with; open: those that are not decoded yet. submitted: those
-    that were given to the verifier, early ones while others were decoded; unscored: and not scored
-    so far. scores_wait: there was no room for one, so all are computed when all are decoded.
-    num_submits: to the verifier. began: what was spent when it began. opened: siblings, together.
-    """
-
-    beams: tuple[Node, ...] = ()
-    open: dict[Node, None] = field(default_factory=dict)
-    began: Counters = field(default_factory=Counters)
-    unscored: dict[Node, None] = field(default_factory=dict)
-    submitted: set[Node] = field(default_factory=set)
-    early: set[Node] = field(default_factory=set)
+    beams: tuple[Node, ...] = ()  # the open steps that the round began with
+    open: dict[Node, None] = field(default_factory=dict)  # steps that are not decoded yet
+    began: Counters = field(default_factory=Counters)  # the engine's counters at its beginning
+    unscored: dict[Node, None] = field(default_factory=dict)  # submitted steps without a score
+    submitted: set[Node] = field(default_factory=set)  # steps that were given to the verifier
+    early: set[Node] = field(default_factory=set)  # steps submitted while others were decoded
+    # True if an early score did not fit into memory. All missing scores then wait until every step
+    # of the round is decoded.
     scores_wait: bool = False
-    num_submits: int = 0
+    num_submits: int = 0  # number of times that steps were given to the verifier
+    # Children that selection opened for the next round, one list per parent.
     opened: list[list[Node]] = field(default_factory=list)
 
     @property
     def waits(self) -> bool:
-        """True while something of it is to be decoded or scored."""
+        """True while a step of the round is to be decoded or scored."""
         return bool(self.open or self.unscored)
 
     def put_off(self, node: Node, error: BeamwrightError) -> bool:
-        """True if there was no room for a score before the end of the round, and will be then."""
+        """Return True if an early score lacked memory, and postpone it to the round's end."""
         if not isinstance(error, CapacityError) or node not in self.early:
             return False
         self.early.discard(node)
@@ -77,56 +75,42 @@ class RoundState:
 
 @dataclass(eq=False)
 class TreeRun:
-    """One tree under way, and what is measured of it.
-
-    strategy, aggregate, rng: how its rounds are decided; render_turn: for strategies that ask
-    again. judges: whether the verifier is given a step, a function of its path alone. on_round:
-    hears of every round, and of what goes on within one.
-    round: of the steps that are decoded and scored now.
-    elapsed_s: seconds that earlier processes spent on a tree that is resumed.
-    started_s: when this process started with it, on the engine's clock; None until then.
-    finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
-    round_tokens: distinct path tokens that each round's beams extend (their KV is needed).
-    rule: what may stop the search early. answers: how replies are read.
-    save: called when a round is scored and nothing is decided about it yet.
-    restore: gives the nodes of a resumed tree their KV back, once it is known which are needed;
-    calls what it is given where some may be freed again.
-    cut: True if the deadline has ended a round before all of it was decoded and scored.
-    served: tokens that were decoded for it, from where the others were when it came.
-    priority: a larger one is decoded and scored first. waited_s: seconds before it was started
-    that its deadline counts.
-    speculative: children that selection may open when the round is over. given: all of them were
-    written by somebody, see `give`.
-    stopped: what of the rule has stopped it early.
-    error: why the tree could not be finished.
-    """
+    """One tree in flight, and what is measured of it."""
 
     tree: SearchTree
     strategy: Strategy
     aggregate: Aggregate
-    rng: Callable[[SearchTree], Random]
+    rng: Callable[[SearchTree], Random]  # returns the random stream of a round for the strategy
+    # Returns True if the verifier judges a step. It must be a function of the step's path alone.
     judges: Callable[[Node], bool] = lambda node: True
-    render_turn: RenderTurn = lambda node, turn: None
-    on_round: RoundCallback | None = None
-    round: RoundState = field(default_factory=RoundState)
+    render_turn: RenderTurn = lambda node, turn: None  # for strategies that ask again (`Ask`)
+    on_round: RoundCallback | None = None  # called after every selection, also within a round
+    round: RoundState = field(default_factory=RoundState)  # the current round
     clock: Callable[[], float] = time.perf_counter
-    elapsed_s: float = 0.0
-    started_s: float | None = None
-    ended_s: float = 0.0
+    elapsed_s: float = 0.0  # seconds that earlier processes spent on a resumed tree
+    started_s: float | None = None  # admission to the engine on `clock`; None before
+    ended_s: float = 0.0  # seconds from admission to the end of the search
+    # Seconds from admission to the end of scoring, per final candidate.
     finished_s: dict[Node, float] = field(default_factory=dict)
+    # Per round, the distinct path tokens that its beams extend, and so need KV of.
     round_tokens: list[int] = field(default_factory=list)
-    rule: StopRule | None = None
-    answers: Answers = field(default_factory=Mathematics)
+    rule: StopRule | None = None  # what may stop the search early
+    answers: Answers = field(default_factory=Mathematics)  # reads the answers of replies
+    # Called when a round is scored, before selection.
     save: Callable[[TreeRun, float], None] | None = None
+    # Computes the KV of a resumed tree's nodes again. Its second argument is a function that frees
+    # KV which no later row reads.
     restore: Callable[[Sequence[Node], Callable[[], None]], None] | None = None
-    cut: bool = False
+    cut: bool = False  # True if the deadline ended a round before all of it was decoded and scored
+    # Tokens decoded for this tree, plus the largest `served` of all trees when it was admitted.
     served: int = 0
-    priority: int = 0
-    waited_s: float = 0.0
+    priority: int = 0  # trees with a larger one are decoded and scored first
+    waited_s: float = 0.0  # seconds before admission that count towards the deadline
+    # Children decoded before selection, which it may open when the round is over.
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
-    given: bool = False
-    stopped: str | None = None
-    error: BeamwrightError | None = None
+    given: bool = False  # True if all steps are given texts that are only scored, see `give`
+    stopped: str | None = None  # reason why `rule` stopped the search early
+    error: BeamwrightError | None = None  # reason why the tree could not be finished
 
     # --- its time ----------------------------------------------------------------------------
 
@@ -136,12 +120,12 @@ class TreeRun:
         return 0.0 if self.started_s is None else self.clock() - self.started_s
 
     def out_of_time(self, patience_s: float = 0.0) -> bool:
-        """True if the deadline has passed, and so many seconds more."""
+        """Return True if the deadline passed at least `patience_s` seconds ago."""
         spent_s = self._own_s + self.waited_s - patience_s
         return self.rule is not None and self.rule.out_of_time(spent_s)
 
     def overdue(self) -> bool:
-        """True if the deadline has passed in decoding and there is something to return.
+        """Return True if the deadline passed, steps are open, and the tree has a result.
 
         A tree without any step goes on.
         """
@@ -152,10 +136,12 @@ class TreeRun:
     def goodput_tok_s(
         self, nodes: Sequence[Node], answer: Callable[[Node], Node] = lambda leaf: leaf
     ) -> float | None:
-        """FlashTTS's precise goodput (6.1): mean path tokens over mean seconds from admission to
-        the end of scoring, of these candidates; None without any.
+        """Return FlashTTS's precise goodput (6.1) of these candidates; None without any.
 
-        answer: which node of a finished leaf's path is its candidate.
+        This is their mean number of path tokens, divided by the mean seconds from admission to the
+        end of their scoring.
+
+        answer: maps a finished leaf to the node of its path that is the candidate.
         """
         ended_s = {answer(leaf): seconds for leaf, seconds in self.finished_s.items()}
         total_s = sum(ended_s.get(node, self.ended_s) for node in nodes)
@@ -166,14 +152,20 @@ class TreeRun:
     # --- a round -----------------------------------------------------------------------------
 
     def give(self, paths: Sequence[Sequence[str]]) -> None:
-        """Have these paths scored, a step of each in a round: all of them are written already, and
-        selection opens them as it would what was decoded ahead."""
+        """Let the search only score the given paths, one step of each path per round.
+
+        paths: the step texts of each path. Selection opens their nodes like speculative children,
+            so nothing is decoded.
+        """
         self.given = True
         for number, texts in enumerate(paths):
             self.speculative.give(make_given_path(self.tree.root, number, texts))
 
     def begin_round(self, spent: Counters) -> None:
-        """Its open nodes are this round's beams, and those that have their steps already."""
+        """Begin a round with the open nodes, and with opened nodes that are decoded already.
+
+        spent: the engine's counters now.
+        """
         opened = [node for siblings in self.round.opened for node in siblings]
         complete = [node for node in opened if node.state is NodeState.CANDIDATE]
         beams = sorted([*self.tree.open_nodes(), *complete], key=lambda node: node.lineage[1:])
@@ -183,8 +175,10 @@ class TreeRun:
         self.round_tokens.append(sum([len(node.token_ids) for node in paths]))
 
     def to_score(self) -> list[Node]:
-        """This round's steps, in the order of its beams, that can be scored and the verifier was
-        not given yet; they count as given from now on."""
+        """Return the steps that can be submitted to the verifier, and mark them as submitted.
+
+        They are steps of this round, in the order of its beams.
+        """
         now = self.round
         decoded = [n for n in now.beams if n.state is NodeState.CANDIDATE and n.answers]
         new = [node for node in decoded if node not in now.submitted and self.judges(node)]
@@ -194,17 +188,18 @@ class TreeRun:
         return new
 
     def steps_ahead(self, num_steps: int) -> list[Node]:
-        """Speculative children that can be scored behind so many steps of this round.
+        """Return speculative children to score in one call with `num_steps` steps of this round.
 
-        While others are decoded there is slack: no more are scored at a time than a whole round.
+        While steps are open, there are at most as many as keep the call no larger than a whole
+        round. After that there are none.
         """
         slack = len(self.round.beams) - num_steps if self.round.open else 0
         return self.speculative.to_score(self.round.submitted, slack, self.judges)
 
     def note_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
-        """Tell what the round that is over was like, and alone what it has cost.
+        """Record what speculation gained in the finished round; if `alone`, also its cost.
 
-        spent: so far, what was decoded and scored ahead included.
+        spent: the engine's counters now; they include speculative decoding and scoring.
         """
         kept = sum([node.usage.get("speculated_kept", 0) for node in self.round.beams])
         payoff.kept, payoff.speculated = payoff.kept + kept, payoff.speculated + kept
@@ -214,19 +209,21 @@ class TreeRun:
 
     @cached_property
     def traits(self) -> Traits:
-        """The strategy's."""
+        """The strategy's `Traits`: the properties that it declares."""
         return traits_of(self.strategy)
 
     @property
     def scores_early(self) -> bool:
-        """True if scores are worth having while other steps of the round are decoded."""
+        """True if steps are open and the strategy foresees better with scores of the others."""
         return (
             bool(self.round.open) and self.traits.foresees_by_score and not self.round.scores_wait
         )
 
     def prospects(self) -> list[Prospect]:
-        """What may be extended: surely, by a child, the steps that nobody judges; what else the
-        strategy foresees."""
+        """Return what selection may extend after this round, the unjudged steps first.
+
+        A step that no verifier judges surely gets one child. The strategy foresees the rest.
+        """
         ahead = self.speculative.complete()
         sure: dict[Node, Prospect] = {}
         for node in (*self.round.beams, *ahead):
@@ -237,30 +234,38 @@ class TreeRun:
         return [*sure.values(), *(prospect for prospect in likely if prospect.node not in sure)]
 
     def save_round(self) -> None:
-        """Half a round depends on when the deadline struck, and is no place to resume from."""
+        """Save the tree, unless a deadline cut the round.
+
+        A cut round depends on when the deadline struck, so no search may resume from it.
+        """
         if self.save is not None and not self.cut:
             self.save(self, self.elapsed_s + self._own_s)
 
     # --- its end -----------------------------------------------------------------------------
 
     def carried(self) -> list[Node]:
-        """Candidates whose step nobody judges. They go on before the round is over, while the
-        others wait; but not where a deadline has struck."""
+        """Return the candidates with an unjudged step; none after a deadline.
+
+        They go on before the round is over, while the other candidates wait.
+        """
         return [] if self.cut else [n for n in self.tree.candidates() if self._carries(n)]
 
     def _carries(self, node: Node) -> bool:
         return node.state is NodeState.CANDIDATE and not node.ended and self._unjudged(node)
 
     def _unjudged(self, node: Node) -> bool:
-        """What was submitted is judged: it was asked before."""
+        """Return True if the verifier does not judge the step. A submitted step is judged."""
         return node not in self.round.submitted and node.answers and not self.judges(node)
 
     def decide(self) -> list[Action]:
-        """A child of each step that nobody judges; where there is none, the strategy's actions. Or
-        the end of the search if something stops it."""
+        """Return the actions to apply: usually the strategy's.
+
+        If steps are unjudged, the actions are one child for each of them. If the rule stops the
+        search, the actions end it.
+        """
         tree, rule = self.tree, self.rule
         for node in tree.candidates():
-            if self._unjudged(node):  # its path's, as far as that was judged
+            if self._unjudged(node):  # its score is the score of the judged steps of its path
                 node.score = self.aggregate([step.step_score for step in node.reply()])
         note_answers(self.answers, [node for node in tree.ended() if node.answers])
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)
@@ -277,7 +282,7 @@ class TreeRun:
         return actions if why is None else rule.ending(tree, why, actions)
 
     def obey(self, action: Action) -> None:
-        """Do what the strategy says."""
+        """Apply one action to the tree."""
         tree = self.tree
         match action:
             case Extend(node, children, greedy):
@@ -303,16 +308,22 @@ class TreeRun:
 
     @property
     def ended_by_time(self) -> bool:
-        """True if the same search may end elsewhere another time: of a deadline, or by a stop of
-        the user's own, of which nothing is known."""
+        """True if the same search may end at another point in another run.
+
+        This holds after a deadline. It also holds after a user's own stop function, because its
+        inputs are unknown.
+        """
         if self.cut or self.stopped is None or self.rule is None:
             return self.cut
         return not self.rule.is_of_the_tree(self.stopped)
 
     def duplicates(self, mean: float) -> list[tuple[Node, Node, float]]:
-        """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
-        sibling that has tokens, and the share of these that they begin with, R ~ N(mean, 0.1),
-        drawn by lineage, whatever else is drawn."""
+        """Pair opened children without tokens with a sibling whose tokens they can begin with.
+
+        This is FlashTTS's DuplicateThenTruncate (Alg. 1). Each result is (child, sibling, share):
+        the child begins with this share of the sibling's tokens. Shares follow R ~ N(`mean`, 0.1),
+        sampled by lineage and independent of all other samples.
+        """
         pairs: list[tuple[Node, Node, float]] = []
         for siblings in self.round.opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
@@ -323,7 +334,7 @@ class TreeRun:
         return pairs
 
     def report(self, candidates: tuple[Node, ...]) -> RoundReport:
-        """What became of these candidates; counts the seconds of those that are final."""
+        """Return a report on these candidates, and record when the final ones finished."""
         total_s = self.elapsed_s + self._own_s
         survivors, pruned, finished = (
             tuple(node for node in candidates if node.state is state)
