@@ -1,14 +1,13 @@
-"""Who waits, and who goes first: trees for a place, steps for the batch.
+"""Admission: which trees enter the engine, and which steps enter the batch.
 
-`decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
-tree exploration, Alg. 5), only where a tree's KV fits as well: how much that becomes is known when
-the first one has ended. With a host tier what does not fit costs no more than waiting for the link,
-so seconds of that are looked at. Where a number of problems is given, it is taken at its word: KV
-that has to leave may cost less than rows that stay empty
-(docs/log/2026-11.md#decoupled-simulated).
+With `decoupled` (eager; Alg. 5 of decoupled tree exploration) queued problems fill the generator's
+batch before anything else, as long as their trees' KV fits. The KV of a tree is known only when the
+first tree has ended. With a host tier, KV that does not fit costs only waiting for the link, so the
+seconds of waiting decide. A given number of problems is used as it is: KV that must leave the
+device may cost less than idle rows (docs/log/2026-11.md#decoupled-simulated).
 
-A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
-whoever came first.
+A larger priority goes first. Among equal priorities, decoding prefers the tree that was served
+least; everything else is first come, first served.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""
 
 _MOST_STALLED = 0.05
-"""Of the time: a link that is waited for longer gets no more to carry."""
+"""Largest share of the time spent waiting for the link at which another tree is admitted."""
 
 REMOTE_ROWS = 256
-"""The same of a remote generator, which has a batch, memory and a queue of its own."""
+"""`USUAL_ROWS` for a remote generator, which has its own batch, memory and queue."""
 
 
 # --- trees ---------------------------------------------------------------------------------------
@@ -45,10 +44,11 @@ REMOTE_ROWS = 256
 
 @dataclass
 class TreeAdmission:
-    """A place for one more tree, or none.
+    """Decides whether one more tree may enter the engine.
 
-    in_flight: problems at a time at most; None for as many as there is work for. usual_rows:
-    candidates of all problems together that keep the generator busy. clock: in which stalls are.
+    in_flight: most problems at a time; None: as many as the generator has work for.
+    usual_rows: candidates of all problems together that keep the generator busy.
+    clock: the clock by which stalls are measured.
     """
 
     settings: ScheduleSettings
@@ -59,19 +59,23 @@ class TreeAdmission:
     _filling: bool = field(default=True, init=False)
     _largest_tokens: int = field(default=0, init=False)
     _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
-    _pressed: bool | None = field(default=None, init=False)  # not known until one has ended
+    _pressed: bool | None = field(default=None, init=False)  # None until a tree has ended
     _evicted: int = field(default=0, init=False)
     _stalled_s: float = field(default=0.0, init=False)
     _since_s: float = field(default=0.0, init=False)
 
     def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
-        """live: trees under way, and how many candidates each may have; num_open: their steps that
-        are decoded, or wait for it."""
+        """Return True if one more tree may enter.
+
+        live: the trees in flight, each with the number of candidates that it may have.
+        num_open: steps of these trees that are being decoded or wait for decoding.
+        """
         self._look(live)
         if not live:
             self._filling = True
         elif self._is_full(list(live.values()), num_open):
-            self._filling = self.settings.explore != "lockstep"  # whose batch is complete
+            # In lockstep the batch is now complete: no tree enters before all have ended.
+            self._filling = self.settings.explore != "lockstep"
             return False
         return self._filling
 
@@ -84,9 +88,12 @@ class TreeAdmission:
         return num_open >= rows or not self._fits(sizes)
 
     def _look(self, live: Mapping[TreeRun, int]) -> None:
-        """See how large trees become; whenever one has ended, whether KV has had to leave since the
-        one before it, and where a host keeps it whether that was waited for: then nobody comes in
-        its place."""
+        """Measure how large trees become, and whether KV memory is under pressure.
+
+        Pressure is measured when a tree ends, over the time since the tree before it ended: without
+        a host tier, whether KV was evicted; with one, whether transfers stalled too long. Under
+        pressure, the ended tree is not replaced.
+        """
         now = frozenset(live)
         if not self._before:
             self._since_s = self.clock()
@@ -103,11 +110,12 @@ class TreeAdmission:
             self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
 
     def _fits(self, sizes: Sequence[int]) -> bool:
-        """True if one more has room, were all as large as the largest so far."""
+        """Return True if one more tree fits, with every tree as large as the largest one so far."""
         if self._pressed is not False:
             return False
         devices = [store.device for store in self.stores]
-        devices = devices[: len(devices) + 1 - self.settings.verifiers]  # one verifier has the tree
+        # A tree's KV is on the generator's device and on one verifier's.
+        devices = devices[: len(devices) + 1 - self.settings.verifiers]
         tree_bytes = self._largest_tokens * sum(each.bytes_per_token for each in devices)
         row_bytes = sum(g.fixed * each.bytes_per_block for each in devices for g in each.groups)
         wanted_bytes = tree_bytes * (len(sizes) + 1) + row_bytes * (sum(sizes) + max(sizes))
@@ -118,13 +126,13 @@ class TreeAdmission:
 
     @property
     def _hosted(self) -> bool:
-        """True if what leaves the device is kept on a host, and not computed again."""
+        """True if evicted KV is kept in host memory, and not computed again."""
         hosts = [store.host for store in self.stores]
         return all(host is not None and not host.recompute for host in hosts)
 
 
 def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
-    """A plan whose groups are cut so that a larger priority comes first, whatever it says."""
+    """Return `plan` with its groups split so that steps of a larger priority come first."""
     priorities = {run.tree.root: run.priority for run in runs}
     if len(set(priorities.values())) < 2:
         return plan
@@ -144,19 +152,13 @@ def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
 
 
 class AdmissionQueue:
-    """Open steps in the order of a plan: which may join the running rows, and the room they need.
+    """Open steps in the order of a plan, and the memory that they need to join the running rows.
 
-    Where rows park, those in front may wait for KV that comes from the host while others run: they
-    hold on the device what they read, there or on its way. A row that joins waits for what it
-    lacks, and so does everybody else; where that takes longer than those that run lose by a few
-    passes without it, they get these passes first. Their number is known beforehand, from bytes and
-    the cost model: never when a copy has ended, so equal runs stay equal.
-
-    barriers: a group begins when the one before it has ended; with `--batching auto`, where the
-    tree outgrows the device, and all rows of a group end together (their lengths are exact), unless
-    they park. many_groups: the plan has several. parking: of the plan, how its rows park; None:
-    blocks are reserved for what a row is expected to write, not for one block's tokens at a time.
-    prefetching: rows in front whose KV comes; passes: that the others run before these join.
+    With parking, the rows in front may wait for KV from the host while other rows run. They pin on
+    the device the KV that they read, whether resident or still in transfer. A joining row waits for
+    missing KV, and so does the whole batch. If this wait would cost more than running some passes
+    without these rows, the batch runs these passes first. Their number is computed beforehand from
+    bytes and the cost model. It never depends on when a copy ends, so equal runs stay equal.
     """
 
     def __init__(
@@ -169,8 +171,14 @@ class AdmissionQueue:
         self._settings, self._cache, self._capacity, self._costs = settings, cache, capacity, costs
         self._pairs: deque[tuple[Node, int]] = deque()  # each with the number of its group
         self._num_groups = 0
+        # barriers: a group begins when the group before it has ended. With `--batching auto` this
+        # holds if the tree outgrows the device, step lengths are exact, and rows do not park.
+        # many_groups: the plan has more than one group.
         self.barriers = self.many_groups = False
+        # How rows of the plan park. None: blocks are reserved for a row's expected length, not for
+        # one block of tokens at a time.
         self.parking: Parking | None = None
+        # Rows in front whose KV is being loaded, and the passes that others run before they join.
         self.prefetching, self.passes = list[Row](), 0
 
     def __len__(self) -> int:
@@ -178,18 +186,18 @@ class AdmissionQueue:
 
     @property
     def nodes(self) -> list[Node]:
-        """The next one first."""
+        """Waiting nodes in order."""
         return [node for node, _ in self._pairs]
 
     @property
     def group(self) -> int:
-        """Number of the next one's group."""
+        """Group number of the first waiting node."""
         return self._pairs[0][1]
 
     # --- the order ---------------------------------------------------------------------------
 
     def replace(self, plan: Plan, running: Collection[Node]) -> None:
-        """Wait for what a plan says, but for what runs."""
+        """Replace the waiting nodes with the nodes of `plan` that are not running."""
         self._pairs.clear()
         for group in plan.groups:
             self._num_groups += 1
@@ -200,14 +208,20 @@ class AdmissionQueue:
             self.barriers = all(map(self._capacity.exact, self.nodes))
 
     def level_rows(self, num_running: int) -> None:
-        """Those that have the fewest tokens first, of equals as they are, if with those that run
-        few enough are left."""
+        """Move the rows with the fewest tokens to the front, near the end of a plan with parking.
+
+        This happens once waiting and running rows are at most `Parking.level_from`. Rows with
+        equally many tokens keep their order.
+        """
         if self.parking and 0 < len(self) <= self.parking.level_from - num_running:
             self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
 
     def first_rows(self, most: int) -> list[Row]:
-        """Of the first ones, with barriers those of one group; those alone whose KV comes, unless
-        others wait before them, who then come in their place."""
+        """Return up to `most` rows from the front; with barriers, only rows of the first group.
+
+        If the rows in front are being prefetched, return only these. If other rows now stand before
+        them, cancel the prefetch.
+        """
         group = self.group
         rows = [
             self._capacity.open_row(node, group)
@@ -220,28 +234,29 @@ class AdmissionQueue:
         return ready or rows
 
     def leave(self, count: int = 1) -> Node:
-        """This many in front, one at least, do not wait any more; returns the first of them."""
+        """Remove the first `count` nodes (at least one), and return the first of them."""
         first, *_ = (self._pairs.popleft()[0] for _ in range(count))
         return first
 
     def put_back(self, row: Row) -> None:
-        """In front of all."""
+        """Put a preempted row at the front of the queue."""
         self._pairs.appendleft((row.node, row.group))
 
     def remove(self, nodes: Collection[Node]) -> None:
-        """Those of these that wait."""
+        """Remove these nodes from the queue."""
         self._pairs = deque(pair for pair in self._pairs if pair[0] not in nodes)
 
     # --- room --------------------------------------------------------------------------------
 
     def read_by(self, nodes: Iterable[Node]) -> dict[Segment, int]:
-        """Device copies that the steps of these nodes read."""
+        """Return the device copies that the steps of these nodes read."""
         return copies_needed(map(path_read, nodes), per_beam=self._cache.copies_per_beam)
 
     def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
-        """Tokens that blocks are reserved for when these rows are admitted.
+        """Return the tokens per segment to reserve blocks for when these rows are admitted.
 
-        Rows whose lengths differ do not all end at once: on average they are half-way.
+        Rows of different lengths do not all end at once. On average they are half-way, so half of
+        the expected rest is reserved. With parking, at most one block is.
         """
         wanted = dict[Segment, int]()
         for row in rows:
@@ -252,8 +267,7 @@ class AdmissionQueue:
         return wanted
 
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """As many of these, from the first on, as there is room for: for what they read, and for
-        what their steps will write."""
+        """Return as many rows from the front as fit with the KV that they read and will write."""
         cache = self._cache
 
         def too_many(count: int) -> bool:
@@ -269,13 +283,13 @@ class AdmissionQueue:
         return rows[: bisect_left(range(1, len(rows)), True, key=too_many)]
 
     def is_free(self, rows: Sequence[Row]) -> bool:
-        """Is it there at once, so that nothing has to come or to leave for these rows?"""
+        """Return True if these rows need no transfer and no eviction."""
         needs = self.read_by([row.node for row in rows])
         resident = all(segment.resident for segment in needs)
         return resident and self._cache.is_free(needs, self.written_by(rows))
 
     def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
-        """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
+        """Return the segment of a prompt or turn that lacks KV, with its final number of tokens."""
         if parent is None or is_complete(parent):
             return {}
         state = state_of(parent)
@@ -283,11 +297,13 @@ class AdmissionQueue:
         num_tokens = len(parent.token_ids)
         return {segment: num_tokens} if segment.length < num_tokens else {}
 
-    # --- KV that comes -----------------------------------------------------------------------
+    # --- prefetching -------------------------------------------------------------------------
 
     def prefetch_group(self, running: Sequence[Row]) -> None:
-        """Say what waits, group by group, and start to fetch what comes next; without barriers, as
-        many at a time as run."""
+        """Tell the cache which KV the waiting groups need, and start loading for the first group.
+
+        Without barriers, as many waiting nodes as rows run count as one group.
+        """
         if not self._cache.evicts:
             return
         groups: dict[int, list[Node]] = {}
@@ -304,7 +320,7 @@ class AdmissionQueue:
         self._cache.write_ahead(needs[0], growth, {row.segment for row in running})
 
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
-        """Load what these rows lack, if they park and others are to run meanwhile; True if so.
+        """Start loading KV that `rows` lack while others run; return True if `rows` must wait.
 
         Raises:
             CapacityError: if it does not fit; LinkError: if the link has failed.
@@ -314,7 +330,7 @@ class AdmissionQueue:
             return False
         device = self._cache.device
         needs = self.read_by([row.node for row in rows])
-        kv_bytes = device.num_blocks * device.bytes_per_block  # rows park: about all is read
+        kv_bytes = device.num_blocks * device.bytes_per_block  # with parking, a pass reads most KV
         pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
         load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
         missing = len(rows) / (len(rows) + num_running)
@@ -329,52 +345,52 @@ class AdmissionQueue:
         return True
 
     def cancel_prefetch(self) -> bool:
-        """Rows whose KV comes hold nothing any more; False if there were none."""
+        """Unpin the KV of rows being prefetched; return False if there are none."""
         rows, self.prefetching = self.prefetching, []
         for row in rows:
             row.let_go()
         return bool(rows)
 
     def forget(self, row: Row) -> None:
-        """It has let go by itself."""
+        """Remove a row from the prefetched rows. The caller has unpinned its KV."""
         self.prefetching = [each for each in self.prefetching if each is not row]
 
 
 def _num_tokens(node: Node) -> int:
-    """Of a step so far."""
+    """Return the number of tokens that a node's unfinished step has so far."""
     state = state_of(node)
     return len(state.row.tokens) if state is not None and state.row is not None else 0
 
 
 class SpeculativeQueue:
-    """Children of complete steps, for slots that no open step waits for (FlashTTS section 4.1.2,
-    phase 2): those that wait, the likeliest first, and those that hold KV, in the order they got
-    it. They never hold what an open step needs: its slots, or its room.
+    """Children of finished steps for slots that no open step needs (FlashTTS 4.1.2, phase 2).
 
-    held: those that hold KV. fresh: something may have come that can be begun. active: something is
-    to be decoded ahead in this round.
+    Some wait, the likeliest first; some hold KV. They never keep a slot or memory that an open step
+    needs.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Node, None] = {}
-        self.held: dict[Node, None] = {}
+        self.held: dict[Node, None] = {}  # children with KV, in the order of admission
+        # fresh: waiting children have arrived since the last `begin`. active: the present round has
+        # speculative children.
         self.fresh = self.active = False
 
     def replace(self, nodes: Iterable[Node]) -> None:
-        """What waits now."""
+        """Replace the waiting children."""
         self._waiting = dict.fromkeys(nodes)
         self.fresh = self.active = bool(self._waiting)
 
     def put_back(self, node: Node) -> None:
-        """One that had to leave goes on before others begin."""
+        """Put a preempted child at the front of the waiting children."""
         self._waiting = {node: None, **self._waiting}
 
     def begin(
         self, capacity: Capacity, queue: AdmissionQueue, running: Sequence[Row], most: int
     ) -> list[Row]:
-        """Rows of those in front, as many as there is free room for; they hold KV from now on.
+        """Return rows of up to `most` waiting children for which memory is free; they then hold KV.
 
-        Who was opened since, runs, or is complete does not wait.
+        Children that selection has opened since, that run, or that are complete are skipped.
         """
         self.fresh = False
         rows: list[Row] = []
@@ -394,12 +410,12 @@ class SpeculativeQueue:
         return rows
 
     def forget(self, node: Node) -> None:
-        """It holds nothing any more, and does not wait."""
+        """Remove a child that holds no KV any more."""
         self._waiting.pop(node, None)
         self.held.pop(node, None)
 
     def last(self) -> Node | None:
-        """The one whose room is given up first; None if there is none."""
+        """Return the child whose memory is freed first: the one admitted last; None without any."""
         for node in [node for node in self.held if not node.speculative]:
             del self.held[node]  # selection has opened it
         return next(reversed(self.held), None)

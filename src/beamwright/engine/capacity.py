@@ -1,9 +1,9 @@
-"""What rows need: how long steps will be, the KV demand of a round, and working memory.
+"""What rows need: the length of steps, the KV demand of a round, and working memory.
 
-Makes a node's row. Knows rows, segments and lengths; no queue, no tensors. LBS section
-4.2 asks for the free memory before every step and sets #Beam by it: KV has its own ledger
-(`Capacity`), and what else a row needs, its tail, its activations and its logits, is counted apart
-(`WorkingMemory`).
+This module also creates a node's row. It knows rows, segments and lengths, no queue and no tensors.
+LBS section 4.2 reads the free memory before every step and sets #Beam from it. Here KV has its own
+ledger (`Capacity`). The rest of a row's memory, its tail, activations and logits, is counted
+separately (`WorkingMemory`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from beamwright.protocols import KVDemand
 from beamwright.tree import Node, SearchTree
 
 ITERATION_TOKENS = 16
-"""Of a row, at most, between two looks at who joins and leaves."""
-_FIRST_GUESS = 32
-_MARGIN = 1.25
-_LEAST_BEGUN = 2
-_COMPACT_BELOW = 0.75
-_MAKING_S = 0.005  # of the host, between two iterations
-_STOPPED_SHARE = 16
+"""Most tokens of a row per iteration; rows join and leave between iterations."""
+_FIRST_GUESS = 32  # tokens of a step before any step is complete
+_MARGIN = 1.25  # of the expected length over the mean length
+_LEAST_BEGUN = 2  # fewest tokens that a child begins with
+_COMPACT_BELOW = 0.75  # a batch this much smaller always pays
+_MAKING_S = 0.005  # seconds of the host between two iterations, to rearrange the batch
+_STOPPED_SHARE = 16  # 1/16 of the rows must stop to end an iteration of slow passes
 
 
 class WorkingMemory:
-    """Rows that can be decoded together.
+    """Number of rows that can be decoded together.
 
-    free_bytes: asked before every plan; None where the machine does not say (a CPU).
-    row_bytes: working bytes of a row whose step has so many tokens. costs: of a pass with them.
-    pad: rows of a batch of so many.
+    free_bytes: called before every plan; None if the machine does not report free memory (a CPU).
+    row_bytes: returns a row's working bytes for the number of tokens of its step.
+    costs: the costs of a pass.
+    pad: returns the padded number of rows of a batch.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class WorkingMemory:
         self._failed_at: int | None = None
 
     def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
-        """Rows with steps of this length that there is room for, at least one; None if unknown.
+        """Return how many rows with steps of `step_tokens` tokens fit, at least 1; None if unknown.
 
-        held_bytes: not free, but kept for the next rows.
+        held_bytes: bytes that are not free but kept for later rows.
         """
         limits = [] if self._failed_at is None else [max(1, self._failed_at // 2)]
         if self._free_bytes is not None:
@@ -61,33 +62,45 @@ class WorkingMemory:
         return min(limits, default=None)
 
     def pays(self, num_active: int, num_rows: int) -> bool:
-        """True if so many of these rows have stopped that a smaller batch pays for its making."""
+        """Return True if a smaller batch saves more time than rearranging it costs.
+
+        num_active: rows that still run. num_rows: rows of the present batch, padding included.
+        """
         fewer, costs = self._pad(num_active), self.costs or PassCosts()
         spared_s = ITERATION_TOKENS * (costs.seconds(num_rows) - costs.seconds(fewer))
         pays = fewer <= _COMPACT_BELOW * num_rows or spared_s > _MAKING_S
         return pays and 0 < num_active <= fewer < num_rows
 
     def enough(self, awaited: int, num_active: int, num_rows: int) -> int:
-        """Of so many awaited rows, those that have to stop for an iteration to end, where nobody
-        waits: who has stopped is read until then; or so many that a smaller batch pays."""
+        """Return the number of awaited rows that must stop to end an iteration, if no step waits.
+
+        Slow passes: a small share of the rows, because stopped rows are computed until the
+            iteration ends. Fast passes: as many rows as make a smaller batch pay.
+
+        awaited: rows of open nodes. num_active, num_rows: as in `pays`.
+        """
         if self.costs is not None and self.costs.seconds(num_active) > _MAKING_S:
             return max(1, awaited // _STOPPED_SHARE)
         others = num_active - awaited
-        few = range(1, awaited)  # a smaller batch pays for the first of these, if for any
+        few = range(1, awaited)  # if a batch of n pays, so does any smaller one: bisect
         return awaited - bisect(few, False, key=lambda n: not self.pays(n + others, num_rows))
 
     def failed(self, num_rows: int) -> None:
-        """So many rows were too many; one that does not fit alone says nothing of others."""
+        """Note that memory ran out with `num_rows` rows, so that later batches are smaller.
+
+        A single row that fails does not limit the others.
+        """
         if num_rows > 1:
             self._failed_at = min(num_rows, self._failed_at or num_rows)
 
 
 class Capacity:
-    """The device of one cache manager, as rows see it. Makes rows, and knows how long they will be.
+    """KV capacity of one cache manager's device. Creates rows, and estimates step lengths.
 
-    Where steps have a fixed length that is exact, else it goes by those seen so far. A schedule
-    reserves this much; results do not depend on it.
-    decodings: of the trees. context: most tokens of a path.
+    Lengths are exact where steps have a fixed length. Otherwise they follow from the lengths seen
+    so far. Schedules reserve memory by them. Results do not depend on them.
+
+    decodings: the settings of all trees. context: the most tokens of a path.
     """
 
     def __init__(self, cache: CacheManager, decodings: Decodings, context: int) -> None:
@@ -98,12 +111,15 @@ class Capacity:
     # --- how long steps are ------------------------------------------------------------------
 
     def observe(self, num_tokens: int) -> None:
-        """A step of this length is complete."""
+        """Record the length of a complete step."""
         self._num_steps += 1
         self._num_tokens += num_tokens
 
     def exact(self, node: Node) -> bool:
-        """True if its step has a fixed length, unless its path ends before, or a thought does."""
+        """Return True if the node's step has a fixed length, unless its path ends before.
+
+        It has none if the model marks thoughts, because the end of a thought ends a step.
+        """
         marked = self.decodings.marks is not None
         return not marked and self.decodings.of(node).step.step_tokens is not None
 
@@ -111,7 +127,7 @@ class Capacity:
         return row_limit(node, self.decodings.of(node).step, self._context, thought=thought)
 
     def expected(self, node: Node, limit: RowLimit | None = None) -> int:
-        """Tokens that this node's step is expected to have. limit: where it is known."""
+        """Return the expected number of tokens of a node's step, given its `limit` if known."""
         max_tokens = (limit or self._limit(node)).tokens
         if self.exact(node):
             return max_tokens
@@ -121,7 +137,7 @@ class Capacity:
     # --- rows --------------------------------------------------------------------------------
 
     def open_row(self, node: Node, group: int = 0) -> Row:
-        """A node's step: at its start, for which it gets a segment, or where it was preempted."""
+        """Return a node's row: a new one with a new segment, or the row that was preempted."""
         state = state_of(node)
         if state is None:
             state, decoding = begin_state(node, self._cache), self.decodings.of(node)
@@ -133,15 +149,16 @@ class Capacity:
         return state.row
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        """Let an open node begin with this share of its sibling's tokens, if that is enough.
+        """Let an open node begin with the share `share` of its sibling's tokens.
 
-        FlashTTS's DuplicateThenTruncate; their KV is computed when the row joins (`chains`).
+        This is FlashTTS's DuplicateThenTruncate. With fewer than two tokens nothing happens. The KV
+        of these tokens is computed when the row joins (`chains`).
         """
         source: Node | Row = begun
         tokens, state, row = list(begun.token_ids), state_of(begun), self.open_row(node)
         if not tokens and state is not None and state.row is not None:
             source, tokens = state.row, state.row.tokens
-        most = len(tokens) - (source.stop is not None)  # the last one ends a step
+        most = len(tokens) - (source.stop is not None)  # without the token that ends the step
         count = min(int(share * len(tokens)), row.limit.tokens - 1, most)
         if count < _LEAST_BEGUN or row.tokens:
             return
@@ -152,8 +169,10 @@ class Capacity:
     # --- what nothing reads any more ---------------------------------------------------------
 
     def forget_unseen(self, tree: SearchTree) -> None:
-        """Free what no row to come of this tree reaches, in layers that see a window; and states
-        that none begins from, but a prompt's, which may get children at any time."""
+        """Free window KV and recurrent states of this tree that no later row reads.
+
+        The state of a prompt is kept, because the prompt may get children at any time.
+        """
         groups = self._cache.device.groups
         for window, fixed in sorted({(g.window, g.fixed) for g in groups if g.window is not None}):
             for node in tree.outside_window(window, _begins):
@@ -162,8 +181,10 @@ class Capacity:
                     self._cache.forget(state.segment, window)
 
     def let_parents_go(self, rows: Sequence[Row]) -> bool:
-        """Rows with a state of their own hold no longer that of the node before them; True if there
-        is more room now."""
+        """Unpin the recurrent states of parents, once rows have states of their own.
+
+        Return True if this frees room.
+        """
         if not self._cache.device.has_states:
             return False
         before = self._cache.room
@@ -174,12 +195,14 @@ class Capacity:
     # --- what a schedule sees ----------------------------------------------------------------
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
-        """The KV that a round's open nodes need, its segments numbered as paths first meet them;
-        None where nothing can leave the device."""
+        """Return the KV that open nodes need in a round; None if KV cannot leave the device.
+
+        Segments are numbered in the order in which the paths first meet them.
+        """
         if not self._cache.evicts:
             return None
         ledger, numbers = self._cache.device, dict[Node, int]()
-        reads = dict[Node, set[int]]()  # groups of layers that some beam reads of a node
+        reads = dict[Node, set[int]]()  # per node, the layer groups whose KV some beam reads
         parent, leaf = list[int | None](), list[int | None]()
         sizes, resident, growth = list[int](), list[int](), list[int]()
         for beam in beams:
@@ -189,8 +212,8 @@ class Capacity:
             for node in beam.path():
                 state = state_of(node)
                 stored = state.segment.length if state is not None else 0
-                # A parked beam has stored whole blocks of its step; it reads them like any segment.
-                # A prompt or a turn has no KV until the first row behind it is admitted.
+                # A parked beam has stored whole blocks of its step, and reads them like a segment.
+                # A prompt or a turn has no KV until the first row after it is admitted.
                 num_tokens = stored if node is beam else len(node.token_ids)
                 if not num_tokens:
                     continue
@@ -220,10 +243,11 @@ class Capacity:
         )
 
     def _fresh_bytes(self, num_tokens: int, behind: int, since: int, reads: set[int]) -> int:
-        """Bytes of a node in groups of layers that are not among those that it `reads` already.
+        """Return a node's bytes in layer groups that `reads` lacks, and add these groups.
 
-        behind: tokens between the node and the step of whoever reads it; since: of that step, which
-        has a state of its own then.
+        num_tokens: the node's tokens.
+        behind: tokens between the node and the step that reads it.
+        since: tokens of that step that are stored; the step then has its own recurrent state.
         """
         ledger, num_blocks = self._cache.device, 0
         for number, group in enumerate(ledger.groups):
@@ -236,7 +260,9 @@ class Capacity:
 
 
 def _begins(leaf: Node) -> int:
-    """The first position that is still to be computed on a path: a prompt, the end of a reply and a
-    turn are, when the first row behind them is admitted."""
+    """Return the first position on a leaf's path that must still be computed.
+
+    Prompts, ends of replies, and turns are computed when the first row after them is admitted.
+    """
     owing = list(takewhile(lambda node: not is_complete(node), reversed(leaf.path())))
     return owing[-1].start if owing else leaf.end

@@ -1,9 +1,9 @@
-"""TensorRows: the rows of the running batch on a device. Knows no queue and no residency.
+"""TensorRows: the rows of the running batch on a device. It knows no queue and no residency.
 
-A token is one step of tensor operations at fixed addresses: forward pass, sampling, what was drawn
-kept in buffers. The host looks at the tokens one step behind, to learn which rows have stopped and
-that an iteration is not worth going on with, and reads the rest when it is over. So a step can be
-captured as a CUDA graph and replayed (`graphs`); called plainly it does the same.
+A token is one step of tensor operations at fixed addresses: forward pass, sampling, and a copy of
+the results into buffers. The host reads the tokens one step late, to see which rows have stopped
+and when to end the iteration. It reads the other results when the iteration is over. A step can
+therefore be captured as a CUDA graph and replayed (`graphs`). Called plainly, it computes the same.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from beamwright.tree import StopReason
 class TensorRows:
     """The `Rows` of a model: tokens in tensors, KV in a `DecodeSession`.
 
-    num_tokens: that may be drawn; rows of the LM head beyond have no text.
-    token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
-    replay: how steps are run; None for plain calls whose memory goes with the rows.
-    drafts: what rows may get beside one token in a pass, see `passes.why_one_token_each`.
-    keeps_states: those that tokens are drawn from (`GeneratorState.drawn_from`).
+    num_tokens: number of token ids that may be sampled; rows of the LM head beyond it have no text.
+    token_stats: names of statistics to keep of every token's distribution (`sampling.TOKEN_STATS`).
+    replay: runs steps; None for plain calls, with buffers that are freed with the rows.
+    drafts: source of drafted tokens; None if passes compute one token per row
+        (`passes.why_one_token_each`).
+    keeps_states: keep the hidden states that tokens are sampled from (`GeneratorState.drawn_from`).
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class TensorRows:
             return text_stopped(text, row.node, row.decoding.step.stop_strings)
         return text
 
-    # --- who is in the batch -----------------------------------------------------------------
+    # --- rows in the batch -------------------------------------------------------------------
 
     @torch.inference_mode()
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
@@ -157,7 +158,8 @@ class TensorRows:
         if gone:
             self._session.drop(gone)
         thinks = any([row.thought is None for row in running])
-        # Where rows may be read as they stand, the step behind these is begun before they are.
+        # If the next iteration can use the rows unchanged, its first step is launched before the
+        # host reads this iteration's results.
         goes_on = goes_on and not (thinks or self.replay.is_plain or self._decoder.shape.states)
         goes_on = goes_on and self._session.max_tokens() > max_tokens
         goes_on = goes_on and self._session.has_room(max_tokens + 1)
@@ -168,7 +170,7 @@ class TensorRows:
             buffers.load(self._rows, self._arrangement, self._stops)
         if left := max_tokens + goes_on - self._begun:
             self._session.prepare(left)
-        self._arrangement += thinks  # how it ends is known with the next token
+        self._arrangement += thinks  # load again next time: that token decides the row's closing
         rows = self._places(), buffers.keys, buffers.sampling
         with nullcontext() if self._drafts is None else self._drafts.tried(running) as drafts:
             if drafts is not None:
@@ -176,7 +178,7 @@ class TensorRows:
             return self._run_plain(buffers, max_tokens, enough, goes_on)
 
     def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool) -> Ran:
-        """A token of every row in each pass: what drafts must not change a bit of."""
+        """Run an iteration with one token per row and pass; drafted passes must equal it."""
         drawn, begun = Drawn(self._rows, self._stops), self._begun
         num_done, self._begun = 0, False
         try:
@@ -188,7 +190,7 @@ class TensorRows:
                 _overrun(row, num_done)
             raise
         if goes_on and drawn.go_on(num_done):
-            with suppress(torch.OutOfMemoryError):  # then it is not begun, and nothing is lost
+            with suppress(torch.OutOfMemoryError):  # the step is only not launched ahead
                 buffers.turn()
                 self._launches(buffers)()
                 self._begun = True
@@ -199,15 +201,15 @@ class TensorRows:
     def _steps(
         self, buffers: StepBuffers, drawn: Drawn, max_tokens: int, enough: int, begun: bool
     ) -> Iterator[None]:
-        """Launches step after step, and looks at what each drew one step late.
+        """Launch one step after another, and look at each step's tokens one step late.
 
-        begun: the first one was launched behind the iteration before.
+        begun: True if the previous iteration launched the first step.
         """
         fetched, found = None, buffers.found("tokens", max_tokens)
         launch, keeping = self._launches(buffers), self._decoder.shape.states
         places = [(n, row) for row, n in self._places().items()] if keeping else []
         for number in range(max_tokens):
-            # The token behind a row's stop forwards its last one, and there its state stays.
+            # The pass after a row's stop forwards its last token. Then its state must not change.
             self._session.stop([n for n, row in places if row.stop and number > drawn.used[n]])
             if number or not begun:
                 launch()
@@ -218,37 +220,37 @@ class TensorRows:
             if drawn.num_stopped >= enough:
                 return
             if number + 1 == max_tokens:
-                return  # what is left is looked at together
+                return  # the last tokens are read together with the other results
             fetched = self.replay.fetch(found[number])
             if self.replay.is_plain:
                 stopped = drawn.num_stopped
                 stopped += sum([row.done for row in drawn.look(fetched())])
                 fetched = None
                 if stopped == drawn.num_awaited:
-                    return  # nobody would get anything of another token
+                    return  # no awaited row needs another pass
 
     def _launches(self, buffers: StepBuffers) -> Callable[[], None]:
-        """What runs a step, as long as nothing is prepared anew."""
+        """Return a function that runs one step; it is valid until buffers are prepared again."""
         key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
         return partial(self.replay.run, key, version, partial(self._step, buffers))
 
     def _drop_begun(self) -> None:
-        """What was begun is of rows that are arranged anew: its tokens are drawn again."""
+        """Discard a step launched ahead, as the rows change. Its tokens are sampled again."""
         if self._begun:
             for row in self._places():
                 _overrun(row, 1)
         self._begun = False
 
     def _step(self, buffers: StepBuffers) -> None:
-        """One token of every row. Tensor operations only: this is what is captured."""
+        """Compute one token of every row, with tensor operations only, as this is captured."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
         buffers.keep(hidden=hidden)
-        # Rows that have stopped stay inside the context; what they decode is dropped.
+        # Stopped rows are computed too; their positions must stay inside the context.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
         self._draw(buffers, self._decoder.logits(hidden))
 
     def _draw(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
-        """A token of every row from what its last one leads to [rows, vocab]."""
+        """Sample a token of every row from `logits` [rows, vocab]; keep it and its statistics."""
         tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
         )
@@ -260,7 +262,7 @@ class TensorRows:
         buffers.index.add_(1)
 
     def _draw_first(self, rows: Sequence[Row]) -> None:
-        """The first token of these rows' steps, from what their parents' last tokens lead to."""
+        """Sample the first token of these rows' steps, from the hidden states of their parents."""
         if not rows:
             return
         parents = [row.node.parent for row in rows if row.node.parent is not None]
@@ -278,7 +280,7 @@ class TensorRows:
                 row.drawn_from.append(hidden[parent : parent + 1])
 
     def _take(self, drawn: Drawn) -> None:
-        """Write what an iteration drew to the rows."""
+        """Write the tokens and values of an iteration to the rows."""
         num_done, hidden = drawn.num_steps, drawn.hidden
         tokens, columns = drawn.tokens(), drawn.columns()
         forwarded: list[tuple[Row, int, int]] = []
@@ -304,7 +306,7 @@ class TensorRows:
                 row.hidden = state
 
     def _step_buffers(self) -> StepBuffers:
-        """Those of as many rows as there are."""
+        """Return the buffers for the current number of rows."""
         if self.num_rows not in self._buffers:
             decoder, sizes = self._decoder, (self.num_rows, self._decoder.shape.hidden)
             hidden = torch.empty(sizes, dtype=decoder.dtype, device=decoder.device)
@@ -314,12 +316,12 @@ class TensorRows:
 
 
 def _overrun(row: Row | None, num_tokens: int) -> None:
-    """So many of its tokens were computed for nothing."""
+    """Count `num_tokens` tokens of a row as computed in vain; None: a padding row."""
     if num_tokens and row is not None:
         row.node.usage["overrun"] += num_tokens
 
 
-# --- the whole of it ------------------------------------------------------------------------------
+# --- construction ---------------------------------------------------------------------------------
 
 
 def make_running_batch(
@@ -335,19 +337,22 @@ def make_running_batch(
     rows_bytes: int | None = None,
     scorers: Sequence[TreeModel] = (),
 ) -> RunningBatch:
-    """Rows on the model's device, at first none.
+    """Create a running batch on the model's device, without rows.
 
-    token_stats, keeps_states: see `TensorRows`. costs: of a pass and the link, for schedules.
-    rows_bytes: that rows may take beside KV, where the device does not say what is free.
-    scorers: models beside this one, whose captured passes hold memory that seems to be free.
-    not_captured: hears why steps cannot be captured.
+    not_captured: called with the reason if steps cannot be captured.
+    token_stats, keeps_states: see `TensorRows`.
+    costs: costs of a pass and of the link, for schedules.
+    rows_bytes: bytes that rows may use in addition to KV, if the device does not report free
+        memory.
+    scorers: other models on the device, whose idle captured passes hold memory that is wrongly
+        reported as free.
     """
     replay = make_replay(settings.schedule.graphs, model, not_captured)
     default = Decoding(settings.sampling, settings.step, settings.search.seed)
 
     @torch.inference_mode()
     def prefill(requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
-        # A copy: the last row must not keep a whole prompt's states alive.
+        # A copy, because a view would keep the hidden states of the whole prompt alive.
         return [hidden[-1:].clone() for hidden in model.prefill(requests)]
 
     drafts, most = None, settings.schedule.drafts
@@ -377,7 +382,7 @@ def _working_memory(
     rows_bytes: int | None,
     pad: Callable[[int], int],
 ) -> WorkingMemory:
-    """The room beside the first model's KV, and other models' captured passes."""
+    """Return the working memory that rows have next to the first model's KV and captured passes."""
     model, *scorers = models
     shape, pool = model.decoder.shape, model.store.pool
 
@@ -386,7 +391,7 @@ def _working_memory(
         if model.backend.writes_blocks:
             beside = sum(partial_bytes(shape.heads, each.head_dim) for each in layouts)
         else:
-            # What stays is copied out while rows are arranged anew, so a tail exists twice.
+            # Rearranging rows copies the tails that stay, so a tail exists twice for a moment.
             tokens = min(1 << max(4, (step_tokens - 1).bit_length()), tail_tokens)
             beside = 2 * tokens * sum(each.read_bytes_per_token for each in layouts)
         return beside + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
