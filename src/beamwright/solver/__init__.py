@@ -1,6 +1,7 @@
-"""The solver room: from settings to models, from problems to solutions. `Solver` is the public API.
+"""The solver: from settings to loaded models, and from problems to solutions.
 
-`solver` has the API; `machinery` loads the models and spends the memory number (`memory`), and
-`settled` says what settings leave open; `request` takes in what users give, `scheduler` runs it,
-`handle` waits for it; `describe` makes a `Solution` of a tree and what was counted.
+`solver` has `Solver`, the public API. `machinery` loads the models and spends the memory number,
+which `memory` divides. `settled` replaces settings such as `auto` by concrete values. `request`
+checks the user's input, `scheduler` runs requests, and `handle` waits for them. `describe` makes a
+`Solution` from a tree and its counters.
 """

@@ -1,6 +1,6 @@
-"""From a search that has ended, or was stopped, to its Solution: what was measured, in text.
+"""Makes the `Solution` of a search that has ended or was stopped.
 
-Knows differences of counters, the final candidates of a tree and what makes them doubtful.
+It combines the final candidates of the tree, the differences of counters, and the warnings.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _TOKENISED_HERE = (
 
 
 def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
-    """Final candidates, each kind in lineage order: finished ones, then those cut off by a limit,
-    the best-scored of these if there are more than n in all.
+    """Return the final candidates: finished nodes, then nodes that a limit cut off.
 
-    Where a deadline struck in the middle of a round, paths that did not get their turn end a
-    step earlier. Of a path that was asked again, its best answer stands.
+    Both kinds are in lineage order. If there are more than `n` in all, the best-scored of the
+    cut-off nodes are kept. If a deadline passed during a round, paths that were not decoded in it
+    end one step earlier. If a path was asked again, its best answer is returned.
     """
     finished, unfinished = tree.finished(), [*tree.candidates(), *cut_short(tree)]
     if n is not None:
@@ -69,14 +69,16 @@ def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
 
 
 def complete_nodes(tree: SearchTree) -> list[Node]:
-    """Candidates that stand wherever a search is broken off: finished paths, and answers that
-    were asked about again."""
+    """Return the candidates that are valid whenever a search is stopped.
+
+    They are finished paths, and answers about which the model was asked again.
+    """
     unfinished = [leaf for leaf in (*tree.candidates(), *cut_short(tree)) if asked_again(leaf)]
     return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
 def candidate_of(node: Node) -> Candidate:
-    """A final node as its user sees it."""
+    """Return a final node as the public `Candidate`."""
     asked = any(child.turn is not None for child in node.children)
     return Candidate(
         answer=node.answer,
@@ -98,9 +100,9 @@ def candidate_of(node: Node) -> Candidate:
 
 
 class Meter:
-    """Measures what happens while a tree is in flight, as the difference of two counts.
+    """Measures the work while a tree is in flight, as the difference of two sets of counters.
 
-    moving: what moves memory between both models now.
+    moving: moves memory between the models; None if their shares are fixed.
     """
 
     def __init__(self, machinery: Machinery, schedule: SchedulePolicy) -> None:
@@ -109,12 +111,18 @@ class Meter:
         self.moving: MovingSplit | None = None
 
     def mark(self) -> Mark:
-        """Where all counters are, the phase that is under way included."""
+        """Return the current time and all counters; the current phase is counted up to now."""
         self.accounting.now()
         return time.perf_counter(), self._machinery.counted()
 
     def solution(self, run: TreeRun, request: Request, nodes: list[Node] | None = None) -> Solution:
-        """The solution of a request. nodes: its candidates, where it was broken off."""
+        """Return the solution of a request.
+
+        nodes: the candidates, if the search was stopped early.
+
+        Raises:
+            PolicyError: if the strategy ended the search without a candidate.
+        """
         settings, is_whole, tree = request.problem.settings, nodes is None, run.tree
         search = settings.search
         (began_s, before), (now_s, now) = request.since, self.mark()
@@ -162,7 +170,11 @@ class Meter:
         new: Mapping[str, Counters],
         wall_s: float,
     ) -> dict[str, Any]:
-        """A solution's views of what was counted. new: in the `wall_s` since it was admitted."""
+        """Return the solution's figures.
+
+        new: the counts since the request was admitted.
+        wall_s: the seconds since then.
+        """
         machinery, engine = self._machinery, new["engine"]
         sparse: result.SparseStats | None = None
         remote: result.RemoteStats | None = None
@@ -179,7 +191,8 @@ class Meter:
             if not model.store.streams_layers
         }
         tokens = _tokens(run.tree, decoded, remote)
-        # A tree's share of the run, by the tokens it generated: shares add up to the wall time.
+        # The tree's share of the run, in generated tokens. The shares of all trees add up to the
+        # wall time.
         most = max(tokens.generated, engine.row_tokens)
         share = tokens.generated / most if most else 1.0
         total_s = share * (wall_s + run.elapsed_s)
@@ -213,7 +226,7 @@ class Meter:
     def _receipt(
         self, run: TreeRun, request: Request, *, is_whole: bool, recomputed: bool
     ) -> dict[str, Any]:
-        """See `saved.receipt`."""
+        """Return the receipt as plain data, see `saved.receipt`."""
         machinery, tree, settings = self._machinery, run.tree, request.problem.settings
         generator, device = machinery.generator, settings.model.device
         truncates = settings.schedule.speculation == "truncate"
@@ -221,9 +234,10 @@ class Meter:
             machinery.exact
             and generator is not None
             and not truncates
-            # KV that is computed again by a prefill has other last bits, but in float64.
+            # A prefill that computes KV again rounds the last bits differently, except in float64.
             and (not recomputed or machinery.dtype == "float64")
-            # A resumed path of a sparse search has read all tokens.
+            # The prefill of a resumed path attends to all tokens, but sparse decoding had attended
+            # to some, so its KV differs.
             and (machinery.rule is None or run.restore is None)
         )
         decisive = request.problem.decisive(machinery.dtype)
@@ -256,6 +270,7 @@ class Meter:
         }
 
     def _kv(self, run: TreeRun, settings: Settings, new: Mapping[str, Counters]) -> result.KVStats:
+        """Return the figures about KV on both tiers."""
         machinery, plan = self._machinery, self._machinery.plan
         if machinery.generator is None:
             return result.KVStats()
@@ -266,7 +281,7 @@ class Meter:
             budget_bytes = self.moving.most_generator_bytes
         peak_bytes = sum(store.device_peak_bytes for store in stores)
         if machinery.shared is not None and machinery.moving and machinery.moving.counts.moves:
-            peak_bytes = machinery.shared.peak_bytes  # of both at a time
+            peak_bytes = machinery.shared.peak_bytes  # peak of both models together
         return result.KVStats.of(
             new["engine"],
             device_budget_bytes=plan.kv_bytes,
@@ -281,6 +296,7 @@ class Meter:
         )
 
     def _memory(self, settings: Settings) -> result.MemoryStats:
+        """Return how the models shared the KV memory."""
         plan, moving = self._machinery.plan, self.moving
         if self._machinery.generator is None:
             return result.MemoryStats(None, None, plan.verifier_kv_bytes, 0, 0)
@@ -292,6 +308,7 @@ class Meter:
     def _warnings(
         self, run: TreeRun, request: Request, candidates: Sequence[Candidate], chosen: Candidate
     ) -> tuple[str, ...]:
+        """Return the reasons to doubt the result, one line each."""
         machinery, tree, settings = self._machinery, run.tree, request.problem.settings
         lines = doubts.doubts_about_problem(tree.root.problem_text, settings)
         lines += doubts.doubts_about_scores(tree, settings)
@@ -301,11 +318,11 @@ class Meter:
         names = [] if codec is None else codec.unread(args)
         unread = f"--template-args: the chat template does not read {', '.join(names)}"
         last = [unread] if names else []
-        if run.given:  # nobody has searched, and the best of them need not be right
+        if run.given:  # no search took place, and the best given path need not be right
             return (*lines, *last)
         scores = [candidate.score for candidate in candidates]
         lines = lines or doubts.doubts_about_trust(scores, settings)
-        if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
+        if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt has no answer
             answers = [candidate.answer for candidate in candidates]
             stops = [candidate.stop for candidate in candidates]
             late = (run.stopped or tree.reason_fewer) if run.ended_by_time else None
@@ -324,7 +341,7 @@ class Meter:
 
 
 def _last_step(node: Node) -> str | None:
-    """Text of the path's last step that holds any, thoughts left out."""
+    """Return the last non-empty step text of the path outside thoughts; None without one."""
     steps = (step.step_text.strip() for step in reversed(node.reply()) if not step.thought)
     return next((text for text in steps if text), None)
 
@@ -332,9 +349,10 @@ def _last_step(node: Node) -> str | None:
 def _tokens(
     tree: SearchTree, decoded: Sequence[Node], remote: result.RemoteStats | None
 ) -> result.TokenCounts:
+    """Return the token counts of a tree."""
     usage: Counter[str] = Counter()
     for node in tree.nodes():
-        usage.update(dict(node.usage))  # a worker may be writing to it still
+        usage.update(dict(node.usage))  # copy: a worker thread may still write to it
     own: dict[str, Any] = {
         "generated": sum(len(node.token_ids) for node in decoded),
         "kept": sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),

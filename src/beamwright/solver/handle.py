@@ -1,6 +1,6 @@
-"""Handles of problems that are submitted, the thread that solves them, and one call at a time.
+"""Handles of submitted problems, the thread that solves them, and a lock for one call at a time.
 
-Knows threads and event loops; of a search, that it ends.
+This module knows threads and event loops. Of a search it knows only that it ends.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from beamwright.solver.solution import Solution
 Stream = Generator[tuple[Request, Outcome], None, None]
 
 _EXIT_S = 5.0
-"""For the thread to end with the interpreter: a verifier of the user's may never return."""
+"""Seconds that the interpreter's exit waits for the thread; a user's verifier may never return."""
 
 
 class Submitted(Protocol):
-    """A problem on its way, here or elsewhere."""
+    """A submitted problem, in this process or on a replica."""
 
     on_round: RoundCallback | None
     begun: bool
@@ -38,13 +38,11 @@ class Submitted(Protocol):
 
 
 class Handle:
-    """A problem that was submitted. It is solved whether or not anybody waits for it.
+    """A submitted problem and its future result. It is solved whether or not a caller waits for it.
 
-    `await handle` waits for its result in an event loop.
+    `await handle` waits for the result in an event loop.
 
-    withdraw: tells whoever has it solved that it is cancelled. check_outside: raises InputError
-    where it would wait for itself. future: of its solution; cancelling it does not cancel the
-    search.
+    future: the future of its solution. Cancelling the future does not cancel the search.
     """
 
     def __init__(
@@ -54,10 +52,13 @@ class Handle:
         withdraw: Callable[[], None],
         check_outside: Callable[[], None],
     ) -> None:
+        """withdraw: tells the queue or replica that the problem is cancelled.
+        check_outside: raises InputError in a thread that would wait for itself.
+        """
         self.problem_id, self._request = problem_id, request
         self._withdraw, self._check_outside = withdraw, check_outside
         self.future: Future[Solution] = Future()
-        self.future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+        self.future.set_running_or_notify_cancel()  # `future.cancel()` now has no effect
         self._on_round = request.on_round
         request.on_round = self._hear
 
@@ -70,44 +71,45 @@ class Handle:
 
     @property
     def begun(self) -> bool:
-        """True once its search has begun; until then it waits for a place."""
+        """True once its search has begun; before that, it waits to be admitted."""
         return self._request.begun
 
     def done(self) -> bool:
-        """True if it is solved, cannot be solved, or is cancelled."""
+        """Return True if it is solved, has failed, or is cancelled."""
         return self.future.done()
 
     def result(self, timeout: float | None = None) -> Solution:
-        """Wait for the solution, at most so many seconds.
+        """Wait for the solution, at most `timeout` seconds.
 
         Raises:
-            BeamwrightError: why there is none, `Cancelled` if that was it; what was finished is in
-            its `partial`.
+            BeamwrightError: if the search failed, or `Cancelled`. Its `partial` has the candidates
+                that were finished before.
             TimeoutError: if it takes longer; the search goes on.
-            InputError: in a callback of the same solver: it would wait for ever.
+            InputError: in a callback of the same solver, which would wait for itself.
         """
         self._check_outside()
         return self.future.result(timeout)
 
     def cancel(self) -> None:
-        """Give it up: its KV is freed before the next iteration."""
+        """Cancel the search; its KV is freed before the next iteration."""
         self._request.cancelled = True
         self._withdraw()
 
     def __await__(self) -> Generator[Any, None, Solution]:
-        """What `result` returns or raises."""
+        """Wait for the solution in an event loop; see `result`."""
         return asyncio.wrap_future(self.future).__await__()
 
     def _hear(self, report: RoundReport) -> None:
+        """Pass a round's report to the user's callback, and cancel the search if that raises."""
         try:
             if self._on_round is not None:
                 self._on_round(report)
-        except Exception as error:  # what a caller's function raises ends its own search alone
+        except Exception as error:  # a callback's error ends only its own search
             self._request.cancelled = True
             self.settle(error)
 
     def settle(self, outcome: Solution | BaseException) -> None:
-        """It has ended so; what comes later does not count."""
+        """Set the result, a solution or an error. Later results are ignored."""
         if self.future.done():
             return
         if isinstance(outcome, Solution):
@@ -117,9 +119,10 @@ class Handle:
 
 
 class OneAtATime:
-    """Calls from several threads take turns; a call from inside a call is refused.
+    """A lock with which calls from several threads take turns.
 
-    A solver's KV, budgets and peaks belong to the search that runs.
+    A call from inside a call is refused. Only one search may use a solver's KV, budgets and peak
+    counters at a time.
     """
 
     def __init__(self) -> None:
@@ -128,19 +131,30 @@ class OneAtATime:
         self._stream: Callable[[], Stream | None] = lambda: None
 
     def stream(self, stream: Stream) -> Stream:
-        """Outcomes that are read one by one, in a turn that lasts until the last is."""
+        """Remember a stream of outcomes that is read one by one, and return it.
+
+        The turn of such a call lasts until the last outcome has been read.
+        """
         self._stream = weakref.ref(stream)
         return stream
 
     def give_up(self) -> None:
-        """End what this thread reads of; from inside of it that is refused later (`turn`)."""
+        """Close the stream that this thread is reading.
+
+        If the thread is inside the running stream, nothing happens here, and `turn` refuses the
+        call later.
+        """
         stream = self._stream() if self._owner == threading.get_ident() else None
-        with suppress(ValueError):  # it is running
+        with suppress(ValueError):  # ValueError: the stream is running
             if stream is not None:
                 stream.close()
 
     def check_outside(self) -> None:
-        """Raises InputError if this thread is in the middle of a call: it would wait for ever."""
+        """Check that this thread is not inside a call, because it would wait for itself.
+
+        Raises:
+            InputError: if it is.
+        """
         if self._owner == threading.get_ident():
             raise InputError(
                 "this Solver is in the middle of a search: its callbacks and verifier cannot "
@@ -149,10 +163,10 @@ class OneAtATime:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for the calls of other threads to end, and keep them waiting.
+        """Wait until the calls of other threads have ended, and make further calls wait.
 
         Raises:
-            InputError: as `check_outside`.
+            InputError: if this thread is inside a call.
         """
         self.check_outside()
         with self._lock:
@@ -164,9 +178,9 @@ class OneAtATime:
 
 
 class SubmitQueue:
-    """Solves what is submitted, in a thread that lives while there is something to solve.
+    """Queue that solves submitted requests in a thread. The thread ends when the queue is empty.
 
-    serve: runs requests to their outcomes, when the solver is free.
+    serve: runs requests and yields their outcomes, when the solver is free.
     """
 
     def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Request, Outcome]]]) -> None:
@@ -177,21 +191,21 @@ class SubmitQueue:
         self._thread: threading.Thread | None = None
 
     def submit(self, problem_id: str | int, request: Request) -> Handle:
-        """Have it solved beside the others."""
+        """Queue a request, start the thread if there is none, and return the request's handle."""
         handle = Handle(problem_id, request, partial(self._drop, request), self._check_outside)
-        with self._lock:  # the thread waits for it before it takes anybody in
+        with self._lock:  # the thread takes this lock before it admits a request
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="solver", daemon=True)
-                thread.start()  # or there is none, and nobody waits for it
+                thread.start()  # if this raises, no thread is recorded and no handle waits
                 self._thread = thread
                 atexit.register(self.close, _EXIT_S)
             self._handles[request] = handle
-            # Who needs no place waits behind nobody who does.
+            # A request that needs no slot must not wait for requests that do.
             self._waiting.put(request, request.priority if request.draws else sys.maxsize)
         return handle
 
     def _drop(self, request: Request) -> None:
-        """Whoever still waits for a place does not get one."""
+        """Remove a cancelled request from the queue, unless it has begun."""
         with self._lock:
             if request not in self._waiting:
                 return
@@ -200,7 +214,11 @@ class SubmitQueue:
         handle.settle(Cancelled())
 
     def _next(self, has_place: bool, is_idle: bool) -> Request | None:
-        """See `Arrivals`; with nobody left the thread ends, and whoever comes starts another."""
+        """Return the next request, see `Arrivals`.
+
+        If the queue is empty and the scheduler is idle, the thread ends. The next `submit` starts
+        another.
+        """
         with self._lock:
             first = next(iter(self._waiting), None)
             if first is None and is_idle:
@@ -210,18 +228,24 @@ class SubmitQueue:
             return self._waiting.take()
 
     def _forget_thread(self) -> None:
+        """Mark the thread as ended."""
         self._thread = None
         atexit.unregister(self.close)
 
     def _check_outside(self) -> None:
-        """Raises InputError in the thread that solves."""
+        """Check that this is not the thread that solves, because it would wait for itself.
+
+        Raises:
+            InputError: if it is.
+        """
         if threading.current_thread() is self._thread:
             raise InputError("a callback of a search cannot wait for one of the same Solver")
 
     def close(self, wait_s: float | None = None) -> None:
-        """Cancel everything, and wait until the thread has ended, at most so long.
+        """Cancel all requests, and wait at most `wait_s` seconds until the thread has ended.
 
-        Called at the interpreter's exit, too: a thread that is in PyTorch then aborts the process.
+        It is also called at the interpreter's exit: a thread that is inside PyTorch then would
+        abort the process.
         """
         with self._lock:
             handles, thread = list(self._handles.values()), self._thread
@@ -231,12 +255,14 @@ class SubmitQueue:
             thread.join(wait_s)
 
     def _run(self) -> None:
+        """Solve queued requests until the queue is empty. This is the thread's function."""
         try:
             for request, outcome in self._serve(self._next):
                 with self._lock:
                     handle = self._handles.pop(request)
                 handle.settle(outcome)
-        except BaseException as error:  # a broken link, or a bug: nobody waits in vain
+        # a broken link, or a bug: all handles get the error, so that no caller waits for ever
+        except BaseException as error:
             with self._lock:
                 handles = list(self._handles.values())
                 self._forget_thread()

@@ -1,7 +1,7 @@
-"""The machinery of a solver: what all its problems share, loaded or allocated once, and its counts.
+"""The machinery of a solver: models, memory and counters that all its problems share.
 
-From settings to models, memory, tiers, schedule, verifier and batch, in the order in which the one
-memory number is spent. Knows every room below and no problem (LBS, section 4; FlashTTS, 4.3).
+It is built from the settings in the order in which the memory number is spent: models, tiers,
+schedule, verifier, batch. It knows no problem (LBS, section 4; FlashTTS, 4.3).
 """
 
 from __future__ import annotations
@@ -69,39 +69,38 @@ _SMALLER = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
 
 
 class Machinery:
-    """Loads the models, spends the memory number on them and their KV, and sees if they are exact.
+    """Loads the models, divides the memory number, and tests whether results depend on the batch.
 
-    settings: with nothing left open; from here on nobody reads what was given. reader: what reads
-    prompts. generator: the model with its KV, None where it is remote. verifiers: that score at a
-    time, one as a rule, which `verifier` is; scorers: their models, over one copy of the weights.
-    sizes: of the models that are here, the generator first. tiers: each model's host tier, in the
-    same order, over one wire, so that counters of any link are of all; empty where all KV is on the
-    device. shared: the memory of both models, where it can move between them; moving: what moves
-    it. rule: of sparse decoding; why_sparse: why `auto` took it, or none. remote: the generator
-    where it is not here. scored_by: the verifier's model as it was loaded. batch: writes the steps
-    of all trees.
-
-    exact: results of what runs here do not depend on the batch. token_stats: that are kept of every
-    token. payoff: what problems have taught of speculation. not_captured: why steps are plain.
+    settings: the settings with all `auto` values replaced. Everything after this point reads these.
+    threads: the number of torch's threads, and the reason for it.
+    exact: True if results of the models here do not depend on the batch.
+    token_stats: names of the statistics that are kept of every token.
+    payoff: what earlier problems have shown about the gain of speculation.
+    not_captured: reasons why decode steps run as plain calls and not as captured graphs.
+    batch: the writer that decodes the steps of all trees.
 
     Raises:
-        InputError: for a bad model or verifier, or a memory number that does not hold them.
+        InputError: for a bad model or verifier, or a memory number that is too small for them.
     """
 
-    reader: LoadedModel | RemoteGenerator
+    reader: LoadedModel | RemoteGenerator  # has the tokenizer that reads prompts
     schedule: SchedulePolicy
+    # Verifiers that score at the same time, usually one. `scorers` are their models over one copy
+    # of the weights.
     verifiers: Sequence[Verifier]
-    sizes: Sequence[ModelBytes]
+    sizes: Sequence[ModelBytes]  # sizes of the models here, the generator first
     plan = MemoryPlan(0, 0)
-    generator: TreeModel | None = None
+    generator: TreeModel | None = None  # the model with its KV; None if it is remote
     scorers: Sequence[TreeModel] = ()
+    # The host tier of each model, in the order of `sizes`; empty if all KV is on the device. The
+    # tiers share one wire, so the counters of any link are those of all.
     tiers: Sequence[HostOptions] = ()
-    shared: SharedMemory | None = None
-    moving: MovingSplit | None = None
-    rule: SparseRule | None = None
-    why_sparse: str | None = None
-    remote: RemoteGenerator | None = None
-    scored_by: LoadedModel | None = None
+    shared: SharedMemory | None = None  # KV memory that can move between the models
+    moving: MovingSplit | None = None  # moves the shared memory
+    rule: SparseRule | None = None  # the selection rule of sparse decoding
+    why_sparse: str | None = None  # why `--sparse auto` chose its method
+    remote: RemoteGenerator | None = None  # the generator, if it is a remote server
+    scored_by: LoadedModel | None = None  # the verifier's model as it was loaded
 
     def __init__(
         self,
@@ -111,7 +110,9 @@ class Machinery:
         timeline: Timeline,
         progress: Progress,
     ) -> None:
-        """verifier: one that is the user's own, or declared. strategy: of the solver."""
+        """verifier: the user's own or a declared verifier; None for one that the settings name.
+        strategy: the solver's strategy.
+        """
         self.settings, self.timeline, self.progress = settings, timeline, progress
         self.payoff, self.not_captured, model = Payoff(), list[str](), settings.model
         self.device = torch.device(check_device(model.device))
@@ -131,7 +132,8 @@ class Machinery:
         for each in models:
             alike.setdefault(kind(each.decoder, each.tested), []).append(each)
         with self.threads.in_use():
-            # All of them: each learns how few rows it may be given.
+            # Test all groups, without a short circuit: each learns how few rows it may compute at a
+            # time.
             decoders = [([each.decoder for each in of], of[0].tested) for of in alike.values()]
             self.exact = all([settle_rows(*group) for group in decoders])
         give_back()
@@ -139,7 +141,7 @@ class Machinery:
     # --- loading -----------------------------------------------------------------------------
 
     def _load(self, verifier: Verifier | None) -> None:
-        """Load both models here, settle what `auto` stands for with them, and share the memory."""
+        """Load both models, replace `auto` settings that depend on them, and divide the memory."""
         model = self.settings.model
         settled.check_layers(self.settings)
         self.progress.doing(f"loading the generator {model.model}")
@@ -147,7 +149,7 @@ class Machinery:
             rendered = model.chat_template, model.template_args
             self.reader = loaded = load_model(model.model, model, "generator", *rendered)
         decoder = loaded.decoder
-        # One precision for both models: attention is made for it.
+        # Both models use one precision, because the attention backend is made for one dtype.
         alike = model.model_copy(update={"dtype": str(decoder.dtype).removeprefix("torch.")})
         source = self._source(alike, verifier, loaded)
         if source.model is not None and loaded.codec is None:
@@ -171,7 +173,7 @@ class Machinery:
         self.rule = sparse_rule(settings.sparse)
         if method.has_tier:
             self.tiers = self._host_tiers()
-        # Memory moves between two models that keep their KV in pools of it.
+        # Memory can move only between two models that keep their KV in pools of one memory.
         moves = method.make_store is None and schedule.verifiers == 1
         if moves and source.model is not None and isinstance(settings.memory.split, str):
             self.shared = SharedMemory(plan.kv_bytes, max(size.block_bytes for size in self.sizes))
@@ -194,7 +196,7 @@ class Machinery:
             )
 
     def _connect(self, verifier: Verifier | None) -> None:
-        """Connect to a remote generator; the verifier alone is here, and has all the memory."""
+        """Connect to a remote generator. The verifier runs here, and gets all the memory."""
         from beamwright.remote.generator import RemoteGenerator  # noqa: PLC0415 (HTTP)
 
         self.progress.doing(f"looking for {self.settings.model.model}")
@@ -211,6 +213,7 @@ class Machinery:
     def _source(
         self, model: ModelSettings, verifier: Verifier | None, generator: LoadedModel | None = None
     ) -> VerifierSource:
+        """Return the verifier, or what it is made from: a loaded model and how to use it."""
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
@@ -218,7 +221,7 @@ class Machinery:
             return resolve_verifier(model, generator)
 
     def _attention(self, decoder: Decoder) -> AttentionBackend:
-        """What `--attention` names for this model."""
+        """Return the attention backend that `--attention` names for this model."""
         model = self.settings.model
         backend = make_attention(model.attention, decoder.device, decoder.dtype)
         if model.deterministic:
@@ -226,10 +229,10 @@ class Machinery:
         return backend
 
     def _add_scorers(self, source: VerifierSource) -> None:
-        """Make the verifiers, with model and KV if they have any.
+        """Make the verifiers, with their models and KV if they have any.
 
         Raises:
-            InputError: if there are to be several, and their model is one thread's.
+            InputError: for several verifiers over a model that only one thread may call.
         """
         if source.model is None:
             assert source.without_model is not None
@@ -248,6 +251,7 @@ class Machinery:
         self.verifiers = [source.on(scorer) for scorer in self.scorers]
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:
+        """Return the writer of steps: the running batch, or the client of a remote server."""
         settings, stats, remote = self.settings, self.token_stats, self.remote
         for model in self.tree_models:
             capture_passes(settings.schedule.graphs, model, self.not_captured.append)
@@ -278,7 +282,7 @@ class Machinery:
     # --- the memory number -------------------------------------------------------------------
 
     def _judge_sizes(self, source: VerifierSource) -> list[ModelBytes]:
-        """The sizes of the verifier's model, if it has one."""
+        """Return the sizes of the verifier's model in a list; an empty list if it has no model."""
         scores, parts = self.device.type == "cuda", self.settings.schedule.verifiers
         models = [] if source.model is None else [source.model]
         return [_sizes(model, scores=scores, parts=parts) for model in models]
@@ -286,7 +290,11 @@ class Machinery:
     def _plan(
         self, backend: AttentionBackend | None = None, *, tails_apart: bool = True
     ) -> MemoryPlan:
-        """Spend the memory number. backend: whose kernels may read KV where it is."""
+        """Divide the memory number.
+
+        backend: the attention backend, if its kernels may read KV in place.
+        tails_apart: True if the rows' tails are kept outside the blocks.
+        """
         settings, free = self.settings, free_bytes(self.device)
         in_place = backend is not None and backend.name in KERNEL_BACKENDS
         tails_apart = tails_apart and free is None and not in_place
@@ -301,7 +309,7 @@ class Machinery:
         )
 
     def _host_tiers(self) -> list[HostOptions]:
-        """The host tier of each model, of which both hold equally much."""
+        """Return the host tier of each model. The models can hold equally many tokens there."""
         schedule, count = self.settings.schedule, self.settings.schedule.verifiers
         total, wire = host_kv_bytes(self.settings), Wire(schedule.link_bandwidth)
         own = int(total * self.plan.tokens_part)
@@ -318,34 +326,37 @@ class Machinery:
 
     @property
     def verifier(self) -> Verifier:
-        """The first, which all others are like."""
+        """The first verifier; all others are equal to it."""
         return self.verifiers[0]
 
     @property
     def models(self) -> list[tuple[str, TreeModel]]:
-        """All that keep KV here, each with what it does, the generator first."""
+        """All models that keep KV here, with their roles, the generator first."""
         generator = [] if self.generator is None else [("generator", self.generator)]
         return [*generator, *(("verifier", scorer) for scorer in self.scorers)]
 
     @property
     def tree_models(self) -> list[TreeModel]:
-        """The same, in this order."""
+        """The same models without their roles."""
         return [model for _, model in self.models]
 
     @property
     def dtype(self) -> str:
-        """The generator's; where it is remote, nobody here knows."""
+        """The generator's dtype; "elsewhere" for a remote server, which does not tell it."""
         dtype = "elsewhere" if self.generator is None else str(self.generator.decoder.dtype)
         return dtype.removeprefix("torch.")
 
     def identities(self) -> dict[str, Digest | None]:
-        """Whose files the models are, None where they are none; waits until all have been read."""
+        """Return the digests of the models' files; None for a model without files.
+
+        The call waits until all files have been read.
+        """
         models = {"generator": self.reader, "verifier": self.scored_by or self.verifier}
         digests = {name: getattr(model, "digest", None) for name, model in models.items()}
         return {name: digest and digest.result() for name, digest in digests.items()}
 
     def counted(self) -> dict[str, Counters]:
-        """What has been counted until now: of the "engine", and of each model's KV."""
+        """Return the counts so far, of the "engine" and of each model's KV."""
         engine = self.batch.counts.copy()
         if self.tiers:
             moved = self.tiers[0].link.bytes_moved
@@ -357,7 +368,7 @@ class Machinery:
         return counted
 
     def usage(self) -> Usage:
-        """What is held, and has been counted, by any thread."""
+        """Return the memory in use and the counts so far. Any thread may call this."""
         used = Usage({}, self.counted())
         for name, model in self.models:
             tiers, counts = model.store.tiers.items(), model.store.counts
@@ -367,7 +378,7 @@ class Machinery:
         return used
 
     def stop_threads(self) -> None:
-        """Stop the links' threads, and a remote generator's; they start again when needed."""
+        """Stop the threads of the links and of a remote generator. They start again when needed."""
         for tier in self.tiers:
             tier.link.close()
         if self.remote is not None:
@@ -375,6 +386,7 @@ class Machinery:
 
 
 def _sizes(model: LoadedModel, *, scores: bool = False, parts: int = 1) -> ModelBytes:
+    """Return the sizes of a loaded model."""
     decoder = model.decoder
     kept = decoder.shape, decoder.dtype.itemsize, model.storage, decoder.kv_dtype
     return ModelBytes(*kept, scores, parts)

@@ -1,6 +1,6 @@
-"""The memory plan: from one number to the KV budgets of generator and verifier, and the host's.
+"""The memory plan: divides one number into the KV budgets of generator, verifier and host.
 
-Knows sizes, no models and no torch; and what helps where a budget was too small.
+It also gives advice if a budget was too small. This module knows sizes, but no models and no torch.
 """
 
 from __future__ import annotations
@@ -32,22 +32,28 @@ DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
-_PREFILL_TOKENS = 4096  # of a batch: see `models.prefill`
-_TAIL_TOKENS = 256  # the most of a row's newest ones that stand apart until they are stored
+_PREFILL_TOKENS = 4096  # limit on a batch, see `models.prefill`
+# A row's tail is its newest tokens, which are not yet in blocks. This is its largest size in
+# tokens.
+_TAIL_TOKENS = 256
 _LEAST_TAIL_TOKENS = 16
-_TAILS_PART = 4  # of what is left for KV, its copies and tails: one in so many is for tails at most
-_FREE_SHARE = 0.9  # of what a card has left: it is cut in pieces, and libraries have some
-_LIBRARIES_PART = 50  # of a number for a card: one in so many is for those
-_TOKENS_OF_A_ROW = 128  # that a tree has for each of its beams, shared ones counted once
+# Tails get at most one part in 4 of the memory that is left for KV, its working copies and tails.
+_TAILS_PART = 4
+# The share of a card's free memory that may be used. The rest covers fragmentation and libraries.
+_FREE_SHARE = 0.9
+_LIBRARIES_PART = 50  # One part in 50 of the memory number is reserved for libraries on a card.
+_TOKENS_OF_A_ROW = 128  # Assumed tokens of a tree per beam; shared tokens count once.
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of one model in its dtype. storage, kv_dtype: how projections, and KV, are kept.
+    """Sizes of one model with a given dtype.
 
-    scores: it is a card's verifier, which reads a step of every row at a time: a CPU has memory
-    beside the number, and reads fewer tokens as a rule. parts: of its KV, for so many that run at
-    a time with one copy of the weights (`--verifiers`).
+    storage, kv_dtype: how projection weights and KV are stored.
+    scores: True for a verifier on a card. Its memory covers reading a step of every row at a time.
+        On a CPU this memory is not part of the number.
+    parts: the number of verifiers that run at a time over one copy of the weights (`--verifiers`).
+        Each has its own part of the KV.
     """
 
     shape: ModelShape
@@ -59,7 +65,7 @@ class ModelBytes:
 
     @property
     def costs(self) -> ModelCosts:
-        """What it costs to run, by the cost model."""
+        """The costs of running the model, for the cost model."""
         return ModelCosts.of(self.shape, self.element_bytes, self.storage, self.kv_dtype)
 
     @property
@@ -69,65 +75,72 @@ class ModelBytes:
 
     @property
     def kv_per_token(self) -> int:
-        """KV bytes of one token."""
+        """Bytes of the KV of one token, as it is stored."""
         return self.shape.kv_bytes_per_token(self.element_bytes, self.kv_dtype)
 
     @property
     def state(self) -> int:
-        """Bytes of a row in recurrent layers."""
+        """Bytes of a row's state in recurrent layers."""
         return self.shape.state_bytes(self.element_bytes)
 
     @property
     def held_per_token(self) -> int:
-        """Bytes of one token of a tree: its KV, and its part of the states."""
+        """Bytes that one token of a tree occupies: its KV and its share of the states."""
         return self.kv_per_token + self.state // _TOKENS_OF_A_ROW
 
     @property
     def read_per_token(self) -> int:
-        """The same as attention reads it."""
+        """Bytes of the KV of one token as attention reads it, after dequantising."""
         return self.shape.kv_bytes_per_token(self.element_bytes)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of KV, of any group of layers."""
+        """Bytes of a block of KV, equal for all groups of layers."""
         return group_blocks(self._group_bytes)[0]
 
     @property
     def blocks(self) -> list[tuple[int, int | None]]:
-        """Of each group of layers, tokens of a block, and the window."""
+        """For each group of layers: the tokens of a block, and the attention window or None."""
         windows = [group.window for group in self.shape.kv_groups]
         return list(zip(group_blocks(self._group_bytes)[1], windows, strict=True))
 
     @property
     def captured(self) -> int:
-        """Estimate of what its captured passes hold, between them, too."""
+        """Estimated bytes that captured graphs of forward passes hold, also between passes."""
         return CAPTURED_TOKENS * self.shape.reading_width * self.element_bytes
 
     @property
     def _group_bytes(self) -> list[int]:
+        """For each group of layers: the KV bytes of one token."""
         groups = self.shape.kv_groups
         return [group.bytes_per_token(self.element_bytes, self.kv_dtype) for group in groups]
 
     def tails(self, num_rows: int, step_tokens: int = _TAIL_TOKENS) -> int:
-        """KV of the newest tokens of so many rows, beside blocks; twice while rows are arranged.
+        """Return the bytes of the tails of `num_rows` rows: KV of newest tokens, outside blocks.
 
-        step_tokens: most that a step has.
+        The tails exist twice while rows are rearranged.
+
+        step_tokens: the largest number of tokens of a step.
         """
         tokens = max(_LEAST_TAIL_TOKENS, 1 << (step_tokens - 1).bit_length())
         return num_rows * 2 * min(tokens, _TAIL_TOKENS) * self.read_per_token
 
     def partials(self, num_rows: int) -> int:
-        """What attention's kernels hold of so many rows, beside blocks."""
+        """Return the bytes of partial results that attention kernels keep for `num_rows` rows."""
         groups = self.shape.kv_groups
         return num_rows * sum(partial_bytes(self.shape.heads, group.head_dim) for group in groups)
 
     def activations(self, num_rows: int) -> int:
-        """Estimate of the working memory of a decode step of `num_rows`, or of a prefill batch."""
+        """Return the estimated working memory of `num_rows` rows.
+
+        It is the larger of the memory of a decode step of these rows and of a prefill batch.
+        """
         shape = self.shape
         decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
         scratch = product_scratch_bytes(shape, self.storage)
         prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
-        if self.scores:  # what is read of a round, whose states a head gets
+        # the prefill of a round's steps, and their hidden states for the score head
+        if self.scores:
             tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)
             reading = tokens * shape.reading_width * self.element_bytes
             prefill = max(prefill, reading, shape.head_bytes(self.element_bytes))
@@ -137,10 +150,11 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Budgets in bytes, of one number.
+    """KV budgets in bytes, divided from one number.
 
-    tokens_part: the generator's part where both models hold equally many tokens.
-    rows_bytes: that rows have for tails and activations; None where a card says what it has.
+    tokens_part: the generator's share if both models hold equally many tokens.
+    rows_bytes: bytes for the tails and activations of rows; None on a card, which reports its own
+        free memory.
     """
 
     generator_kv_bytes: int
@@ -150,7 +164,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Both budgets together."""
+        """Bytes of both budgets together."""
         return self.generator_kv_bytes + self.verifier_kv_bytes
 
 
@@ -164,21 +178,24 @@ def plan_memory(
     free_bytes: int | None = None,
     step_tokens: int | None = None,
 ) -> MemoryPlan:
-    """Split the memory number.
+    """Divide the memory number into KV budgets.
 
-    `--kv-memory` is the device KV alone; else it is half of `--memory` less weights and
-    activations (the other half, in 8 bits more, is for attention's working copies of the present
-    group);
-    else of nine tenths of what a card has free; else a default of 2 GiB, which the operating
-    system commits as it is touched. Of that the generator has the share that `--split` names, or
-    what gives both models equally many tokens; from there memory may move while a search runs
-    (`engine.split`).
+    The KV of both models together gets the first of these that applies:
+    - `--kv-memory`.
+    - Half of what `--memory` leaves after weights and activations. The other half, or more for
+      8-bit KV, is for attention's working copies of the current group.
+    - Half of nine tenths of the card's free memory, after activations.
+    - 2 GiB, which the operating system commits as it is touched.
 
-    in_place: attention's kernels read and write KV where it is, so beside it are their partial
-    results alone; and steps are captured.
-    step_tokens: most that a step has, on a CPU, where the number holds rows' tails, too: for all
-    rows if they take no more than a quarter of what is left; else for as many rows at a time.
-    free_bytes: of the card, with the weights on it; None where that is not known (a CPU).
+    The generator gets the share that `--split` names. With `auto` it gets the share with which both
+    models hold equally many tokens, and memory may move during a search (`engine.split`).
+
+    in_place: True if attention kernels read and write KV in place. Instead of working copies there
+        are only their partial results, and decode steps are captured.
+    step_tokens: the longest step, on a CPU, where the number also covers the rows' tails; else
+        None. Tails get a quarter of the remaining memory at most. If they need more, fewer rows run
+        at a time.
+    free_bytes: free memory of the card after the weights are loaded; None on a CPU.
 
     Raises:
         InputError: if weights and activations leave nothing for KV.
@@ -230,7 +247,7 @@ def plan_memory(
 def _at_once(
     memory: int | None, models: Sequence[ModelBytes], num_rows: int, free_bytes: int | None
 ) -> int:
-    """Rows that run at a time: no more than there are states for, where layers keep one."""
+    """Return the number of rows that run at a time; recurrent layers need a state for each."""
     left = free_bytes
     if memory is not None:
         left = memory - sum(model.weights for model in models)
@@ -242,8 +259,12 @@ def _at_once(
 def beside_kv(
     models: Sequence[ModelBytes], num_rows: int, *, at_once: bool = False
 ) -> tuple[int, int]:
-    """Bytes of all weights, and of the larger model's activations; of both, and of their captured
-    passes, where captured steps hold one's while the other computes; of all that run at a time."""
+    """Return the bytes of all weights, and the bytes of activations.
+
+    The larger model's activations count, since the models run in turns. With `at_once` or with
+    several verifiers, the sum over both models counts. `at_once` is for captured steps, which hold
+    memory while the other model computes; it also adds the captured graphs.
+    """
     needs = [model.parts * model.activations(num_rows) for model in models]
     captured = sum(model.parts * model.captured for model in models) if at_once else 0
     weights, several = sum(model.weights for model in models), any(m.parts > 1 for m in models)
@@ -251,7 +272,7 @@ def beside_kv(
 
 
 def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
-    """How generator and verifier share KV memory when a search begins, as two weights."""
+    """Return the initial shares of generator and verifier in the KV memory, as two weights."""
     if isinstance(split, str):
         return generator.held_per_token, verifier.held_per_token
     own = round(split * _SHARE_PARTS)
@@ -268,10 +289,12 @@ def memory_needed(
     split: str | float = "auto",
     step_tokens: int | None = None,
 ) -> int:
-    """The least memory number from which `plan_memory` gives each model so many bytes of KV.
+    """Return the least memory number with which `plan_memory` gives each model these bytes of KV.
 
-    models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
-    split: `--split`; what moves later is left out. in_place, step_tokens: see there.
+    models, kv_bytes: for generator and verifier.
+    has_copies: False if KV has its own number (`--kv-memory`), which excludes working copies.
+    split: `--split`. Memory that moves during a search is not considered.
+    in_place, step_tokens: see `plan_memory`.
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
@@ -288,40 +311,43 @@ def memory_needed(
 
 
 def _with_copies(models: Sequence[ModelBytes], kv_bytes: int) -> int:
-    """KV, and attention's working copies of the present group: as much KV at most, as it is
-    read."""
+    """Return `kv_bytes` plus attention's working copies of the current group.
+
+    The copies are as large as the whole KV at most, in the precision in which attention reads it.
+    """
     wider = max(Fraction(model.read_per_token, model.kv_per_token) for model in models)
     return kv_bytes + ceil(kv_bytes * wider)
 
 
 def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequence[int]) -> int:
-    """The least KV memory of which each model's share is as much as all of its parts need."""
+    """Return the least KV memory in which each model's share covers the needs of all its parts."""
     needs = [model.parts * need for model, need in zip(models, needs, strict=False)]
     if len(models) == 1:
         return needs[0]
     parts = _parts(split, *models)
-    # The two budgets share one number: the larger need rules; the generator's is rounded down.
+    # Both shares come from one number, so the larger need decides. The generator's share is rounded
+    # down, hence the extra byte.
     return 1 + max(-(-need * sum(parts) // part) for part, need in zip(parts, needs, strict=True))
 
 
 def path_needs(
     settings: Settings, models: Sequence[ModelBytes], prompt_tokens: int
 ) -> tuple[int, ...]:
-    """KV bytes of the longest path, of the generator and, where there is one, the verifier.
+    """Return the KV bytes of the longest path, for the generator and a verifier if present.
 
-    The longest path that the limits allow, in as many steps, each of which may leave a block
-    almost empty; a block more; and of recurrent layers its state and its parent's. The
-    verifier reads it in tokens of its own, up to its context.
+    The longest path that the limits allow is assumed to have as many steps as possible, each with a
+    last block that is almost empty. One block is added, and for recurrent layers a row's state and
+    its parent's state. The verifier reads the path with its own tokenizer, up to its context.
     """
     generator, step, search = models[0], settings.step, settings.search
-    options = search.model_extra or {}  # of the strategy
+    options = search.model_extra or {}  # options of the strategy
     turns = 2 * (options.get("revisions") or 0)
     num_levels = search.max_rounds + (options.get("lookahead") or 0)
     num_steps = num_levels * search.verify_every + turns
     tokens = min(max(1, generator.shape.context - prompt_tokens), num_steps * step.longest)
     if step.max_tokens is not None and not turns:
         tokens = min(tokens, step.max_tokens)
-    if step.step_tokens is not None:  # only the last step of a path, or of a turn, is shorter
+    if step.step_tokens is not None:  # only the last step of a path or a turn is shorter
         num_steps = min(num_steps, -(-tokens // step.step_tokens) + turns)
 
     def blocks(num_tokens: int, num_parts: int, size: int) -> int:
@@ -330,14 +356,15 @@ def path_needs(
 
     needs, num_blocks = list[int](), 0
     for size, window in generator.blocks:
-        # Of a window's first step and of the present one, all is held.
+        # The first step in a window and the current step are held as a whole.
         reached = tokens if window is None else min(tokens, window + 2 * step.longest)
         path = min(blocks(reached, num_steps, size), num_steps * -(-step.longest // size) + turns)
         num_blocks += -(-prompt_tokens // size) + path + 1
     num_blocks += 2 * -(-generator.state // generator.block_bytes)
     needs.append(num_blocks * generator.block_bytes)
     for verifier in models[1:]:
-        # What a step changes in its parent's last tokens is stored again with it.
+        # A step may change how the last tokens of its parent are tokenised. They are then stored
+        # again with the step.
         context = verifier.shape.context
         read = [blocks(context, num_steps + 2, size) + num_steps + 2 for size, _ in verifier.blocks]
         needs.append(sum(read) * verifier.block_bytes)
@@ -345,12 +372,13 @@ def path_needs(
 
 
 def least_kv_bytes(settings: Settings, models: Sequence[ModelBytes], prompt_tokens: int) -> int:
-    """The least device KV in which locality, so `--schedule auto`, holds any path of a search.
+    """Return the least device KV with which locality (`--schedule auto`) holds any path.
 
-    models: the generator and, where it has KV, the verifier. prompt_tokens: of the longest prompt.
+    models: the generator and, if it keeps KV, the verifier.
+    prompt_tokens: tokens of the longest prompt.
     """
     needs = path_needs(settings, models, prompt_tokens)
-    if settings.sparse.sparse_home == "host":  # where all of the generator's KV is
+    if settings.sparse.sparse_home == "host":  # all of the generator's KV is on the host
         needs = (0, *needs[1:])
     return _pool_bytes(settings.memory.split, models, needs)
 
@@ -362,9 +390,11 @@ def advice(
     models: Sequence[ModelBytes],
     prompt_tokens: int,
 ) -> str:
-    """What helps where device KV of `kv_bytes` ran out; a number only where it surely does.
+    """Return advice for a device KV budget of `kv_bytes` that was too small.
 
-    models, prompt_tokens: as in `least_kv_bytes`.
+    It names a number only if that number is certain to be enough.
+
+    models, prompt_tokens: the same as in `least_kv_bytes`.
     """
     if schedule != "locality" and settings.sparse.sparse_home != "host":
         return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
@@ -376,14 +406,14 @@ def advice(
 
 
 def host_kv_bytes(settings: Settings) -> int:
-    """`--host-memory`, or half of the memory of the machine, or of its container.
+    """Return `--host-memory`, or half of the memory of the machine or of its container.
 
-    Pages are committed as they are touched, and pinned for a GPU as they come into use. What is
-    pinned is kept from everybody else, so the default is at most 16 GiB there.
+    Pages are committed as they are touched. For a GPU they are pinned as they are first used. Other
+    programs cannot use pinned memory, so the default for a GPU is at most 16 GiB.
     """
     if settings.memory.host_memory is not None:
         return settings.memory.host_memory
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    with suppress(OSError, ValueError):  # the file may be missing, or say "max"
+    with suppress(OSError, ValueError):  # the file may be missing, or contain "max"
         half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
     return half if settings.model.device == "cpu" else min(half, _MOST_PINNED_BYTES)

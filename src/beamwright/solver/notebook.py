@@ -1,4 +1,4 @@
-"""What searches are doing, as one line in a notebook's cell; elsewhere nothing is shown."""
+"""Progress of searches, as one line in a notebook's cell. Outside notebooks nothing is shown."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any
 from beamwright.counters import Progress
 
 _BETWEEN_S = 0.25
-"""Seconds between two messages to the browser."""
+"""Least seconds between two messages to the browser."""
 
 
 def usual_progress() -> Progress:
-    """A line, in a notebook."""
-    # A kernel has imported both; nobody else waits for them.
+    """Return the default progress: a line in a notebook, otherwise nothing."""
+    # A notebook's kernel has imported both packages, so other programs do not wait for their
+    # import.
     python = sys.modules.get("IPython") if "ipykernel" in sys.modules else None
     shell = None if python is None else python.get_ipython()
     return Progress() if getattr(shell, "kernel", None) is None else CellProgress(shell)
 
 
 class CellProgress(Progress):
-    """One line for all searches of a cell, written anew as they go on.
+    """One line for all searches of a notebook cell, updated while they run.
 
-    shell: IPython's, whose execution_count tells cells apart.
+    shell: the IPython shell. Its execution_count tells which cell runs.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -45,7 +46,7 @@ class CellProgress(Progress):
         self._show(at_once=True)
 
     def _show(self, *, at_once: bool = False) -> None:
-        from IPython.display import display  # noqa: PLC0415 (see above)
+        from IPython.display import display  # noqa: PLC0415 (only in notebooks)
 
         now_s = time.monotonic()
         begins = self._shell.execution_count != self._cell

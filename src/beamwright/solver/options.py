@@ -1,7 +1,7 @@
-"""The options of a `Solver`, by name and type: the settings, and what built-in parts declare.
+"""The options of a `Solver` with their types: the settings, and the options of built-in parts.
 
-`options.pyi` beside this file says the same to type checkers and editors; `make stubs` writes it.
-Options that a plugin declares go by name, too, but no type checker knows them.
+`options.pyi` in the same folder gives type checkers and editors the same types; `make stubs` writes
+it. Options that a plugin declares are accepted by name, but no type checker knows them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-import beamwright.schedule  # noqa: F401 (what it declares are options)
+import beamwright.schedule  # noqa: F401 (its declarations have options)
 from beamwright.config import Settings
 from beamwright.engine.decisions import StopFunction
 from beamwright.protocols import Verifier
@@ -20,14 +20,17 @@ from beamwright.registry import declared_options, declared_rows
 from beamwright.verify.scorers import ScoreFunction
 
 SHARED = ("model", "memory", "schedule", "sparse")
-"""Sections of what is loaded, or allocated, once."""
+"""Sections that all problems of a solver share, because models and memory are set up once."""
 
 OBJECTS: dict[str, Any] = {"verifier": ScoreFunction | Verifier}
-"""What a user's own objects may be, beside names."""
+"""Types of the objects that a user may pass in the place of a name, by option."""
 
 
 def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
-    """Type, as a caller may write it, and field of each option of these sections."""
+    """Return the type and the field of each option of these sections.
+
+    The type is the one that a caller may pass.
+    """
     found: dict[str, tuple[Any, FieldInfo]] = {}
     for section in sections:
         info = Settings.model_fields[section]

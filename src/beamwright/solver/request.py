@@ -1,8 +1,9 @@
-"""What a problem is solved with: settings, and parts that are the user's own; read and checked.
+"""Settings and user objects of a problem, read and checked, and the request made from them.
 
-A part is an object in the place of a name: a strategy, a verifier, stop rules. Each is
-checked for what it has to have, and named in checkpoints by what it is; one that is declared
-becomes a setting by its name. A request is a problem on its way. Knows no models.
+A user may pass an object in the place of a name: a strategy, a verifier, or stop functions. It is
+checked for the methods that it needs, and checkpoints name it by its identity. A declared class
+becomes a setting with its name. A request is a problem that waits or runs. This module knows no
+models.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ if TYPE_CHECKING:
     from beamwright.remote.generator import RemoteGenerator
 
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
-"""A problem's text, or its id and its text, or these and options of its own."""
+"""A problem's text, or its id and text, or its id, text and own options."""
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Of steps that are given.
+    """Options of a call that scores given steps.
 
-    delimiter: ends every step of a path but its last, where it does not stand there; None for the
-    solver's own, "" to leave steps as they are. aggregate, deadline, priority: as of a problem.
+    delimiter: the text that is added to every step of a path but the last, unless the step ends
+        with it. None is the solver's own delimiter; "" leaves the steps unchanged.
+    aggregate, deadline, priority: the same as for a problem.
     """
 
     delimiter: str | None
@@ -56,28 +58,28 @@ class ScoreOptions(TypedDict, total=False):
 
 
 Mark = tuple[float, Mapping[str, Counters]]
-"""A moment, and all counters at it, see `Machinery.counted`."""
+"""A time on `time.perf_counter`, and all counters at this time, see `Machinery.counted`."""
 
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
     "graphs", "sparse", "drafts",
 )  # fmt: skip
-"""Options that are of the generator's KV, or of what it computes."""
+"""Options about the generator's KV and computation, without effect if it is remote."""
 
-_BESIDE = ("stop", "plugins")  # go with whole settings, too
+_BESIDE = ("stop", "plugins")  # may be combined with a Settings object
 
 
 @dataclass(frozen=True)
 class UserParts:
-    """The user's own parts; None, or no stops, where settings say what to use."""
+    """The objects that the user passed; None, or no stops, for parts that the settings name."""
 
     strategy: Strategy | None = None
     verifier: Verifier | None = None
     stops: tuple[StopFunction, ...] = ()
 
     def identities(self) -> dict[str, str]:
-        """What a checkpoint keeps of those that decide the tree, by the option they stand for."""
+        """Return the identities, for checkpoints, of the objects that the tree depends on."""
         parts = {"search": self.strategy, "verifier": self.verifier}
         return {
             option: f"{OWN}{identity_of(getattr(part, 'function', part))}"
@@ -86,7 +88,7 @@ class UserParts:
         }
 
     def strategy_for(self, search: SearchSettings) -> Strategy:
-        """The user's strategy, given what every strategy is given, or that of the settings."""
+        """Return the user's strategy with these settings, or the strategy that they name."""
         if isinstance(self.strategy, SearchPolicy):
             return type(self.strategy)(**{**dict(self.strategy), "search": search})
         return self.strategy or make_strategy(search)
@@ -94,9 +96,10 @@ class UserParts:
 
 @dataclass(frozen=True)
 class ProblemSettings:
-    """What one problem is solved with: whole settings, the strategy, the user's own parts.
+    """Everything that one problem is solved with: settings, strategy, and the user's objects.
 
-    given: as they were written; settings: with nothing left open.
+    given: the settings as the user wrote them.
+    settings: the same with defaults and `auto` replaced.
     """
 
     given: Settings
@@ -106,7 +109,7 @@ class ProblemSettings:
 
     @classmethod
     def of(cls, given: Settings, parts: UserParts) -> ProblemSettings:
-        """Raises InputError if they do not go together."""
+        """Complete settings and objects; raise InputError if they contradict each other."""
         settings = with_defaults(
             given,
             own_scores=parts.verifier is not None or parts.strategy is not None,
@@ -118,12 +121,12 @@ class ProblemSettings:
 
     @classmethod
     def of_call(cls, settings: Settings | None, options: dict[str, Any]) -> ProblemSettings:
-        """What a solver was called with.
+        """Return the problem settings for the arguments of a call to `Solver`.
 
         options: flat options of the settings, `strategy`, `stop` and `plugins`.
 
         Raises:
-            InputError: if they do not go together.
+            InputError: if they contradict each other.
         """
         expect(settings, Settings | None, "options have names: Solver(model=...)")
         beside = any(value is not None for name, value in options.items() if name not in _BESIDE)
@@ -136,15 +139,15 @@ class ProblemSettings:
         return cls.of(settings, parts)
 
     def settled(self, settings: Settings) -> ProblemSettings:
-        """With what `auto` stands for here."""
+        """Return the same with the settings of the loaded machinery, where `auto` is replaced."""
         given = self.given.model_copy(update={"model": settings.model})
         return replace(self, given=given, settings=settings)
 
     def changed(self, options: Mapping[str, Any]) -> ProblemSettings:
-        """What a problem with options of its own is solved with, beside others with these.
+        """Return the same with a problem's own options in the place of these.
 
         Raises:
-            InputError: for an option that all problems of a solver share, or that is bad.
+            InputError: for a bad option, or an option that all problems of a solver share.
         """
         options = {name: value for name, value in options.items() if value is not None}
         if not options:
@@ -164,14 +167,18 @@ class ProblemSettings:
         return replace(new, settings=new.settings.model_copy(update=shared))
 
     def of_given(self, num: int, most_steps: int, options: Mapping[str, Any]) -> ProblemSettings:
-        """What so many paths that are written already are scored with: none competes, no stop but
-        a deadline ends them.
+        """Return the settings with which `num` given paths are scored.
 
-        options: aggregate and deadline. Raises InputError for a bad one.
+        No path competes with another. No stop except a deadline ends the search.
+
+        options: `aggregate` and `deadline`.
+
+        Raises:
+            InputError: for a bad option.
         """
         asked = self.changed(options).settings
         paths = {"search": "best-of-n", "n": num, "width": 1, "max_rounds": most_steps}
-        every = {"verify_every": 1, "choose": "best"}  # of no strategy's
+        every = {"verify_every": 1, "choose": "best"}  # independent of the strategy
         own = {name: getattr(asked.search, name) for name in SearchSettings.model_fields}
         search = SearchSettings(**{**own, **paths, **every})
         stop = StopSettings(deadline=asked.stop.deadline if options.get("deadline") else None)
@@ -182,8 +189,11 @@ class ProblemSettings:
     def dated(
         self, models: Iterable[LoadedModel | RemoteGenerator | None], now: str | None = None
     ) -> ProblemSettings:
-        """With the time that chat templates see, where one of them reads it: what is asked, `now`,
-        or that of this moment, so that no later render looks at the clock."""
+        """Return the same with the time that chat templates see, if one of them reads it.
+
+        The time is fixed here, so that later renderings give the same text: it is the setting, or
+        `now`, or the current time.
+        """
         codecs = (None if model is None else model.codec for model in models)
         settings = self.settings
         if settings.step.now or not any(codec and codec.reads_time for codec in codecs):
@@ -193,50 +203,51 @@ class ProblemSettings:
         return replace(self, settings=settings.model_copy(update={"step": step}))
 
     def decoding(self, sees: Sees) -> Decoding:
-        """How its tokens are drawn and where its steps end: a thought is one, unless it is said how
-        it is cut, or the verifier sees it."""
+        """Return how tokens are sampled and where steps end.
+
+        A thought is one step if the verifier does not score thoughts, unless `--thought-steps` is
+        set.
+        """
         step = self.settings.step
         if step.thought_steps == "auto" and sees == "answer":
             step = step.model_copy(update={"thought_steps": "whole"})
         return Decoding(self.settings.sampling, step, self.settings.search.seed)
 
     def decisive(self, dtype: str) -> dict[str, Any]:
-        """What the tree depends on. dtype: the generator's."""
+        """Return the settings that the tree depends on.
+
+        dtype: the generator's dtype.
+        """
         return tree_settings(self.settings, dtype, self.parts.identities())
 
 
 @dataclass(eq=False)
 class Request:
-    """One problem on its way.
+    """One problem that waits or runs."""
 
-    make_tree: called once more where the tree did not fit beside others. asked: what the problem
-    is, or the tokens of a synthetic prompt.
-    save: writes its checkpoints. prepare: gives a run what there is already: rounds of an earlier
-    process, or the steps of given paths. draws: it takes rows; one that does not needs no place.
-    priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
-    from; None: from where its search starts.
-    begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
-    had_company: others were in flight beside it. since: when it was admitted last.
-    """
-
-    make_tree: Callable[[], SearchTree]
+    make_tree: Callable[[], SearchTree]  # called again if the tree did not fit next to others
     problem: ProblemSettings
-    asked: Problem | int
+    asked: Problem | int  # the problem, or the number of tokens of a synthetic prompt
     on_round: RoundCallback | None = None
-    save: CheckpointWriter | None = None
+    save: CheckpointWriter | None = None  # writes its checkpoints
+    # Adds a checkpoint's rounds or given steps to the run.
     prepare: Callable[[TreeRun], None] | None = None
-    draws: bool = True
-    priority: int = 0
+    draws: bool = True  # False if no steps are sampled, so it needs no slots
+    priority: int = 0  # a larger one goes first
+    # Start of its deadline on `time.perf_counter`; None: when it begins.
     submitted_s: float | None = None
-    begun: bool = False
-    cancelled: bool = False
-    had_company: bool = False
-    since: Mark = (0.0, {})
+    begun: bool = False  # True once its search has begun
+    cancelled: bool = False  # True to end the search; set by any thread
+    had_company: bool = False  # True if other searches were in flight with it
+    since: Mark = (0.0, {})  # when it was last admitted
 
     @property
     def waited_s(self) -> float:
-        """Seconds that its deadline counts so far; no more than all of them, so that scores still
-        have the time that an executor gives them."""
+        """Seconds of waiting that count against its deadline.
+
+        They are at most the whole deadline, so that scoring still gets the grace period of the
+        executor.
+        """
         deadline_s = self.problem.settings.stop.deadline
         if self.submitted_s is None or deadline_s is None:
             return 0.0
@@ -244,9 +255,12 @@ class Request:
 
 
 def check_meant(settings: Settings, parts: UserParts) -> None:
-    """Raises InputError for an option that would do nothing, or an unknown schedule.
+    """Check that every given option has an effect, and that the schedule is known.
 
-    One that has its default counts as not given.
+    An option with its default value counts as not given.
+
+    Raises:
+        InputError: for an option without an effect, or an unknown schedule.
     """
     row = schedule_row(settings.schedule)
     row.policy(settings.schedule)
@@ -265,9 +279,10 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
 
 
 def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, tuple[str, ...]]:
-    """Options that do nothing, by what they do nothing with."""
+    """Return the options that have no effect, by the reason."""
     model, ignored = settings.model, row.idle
-    if settings.sparse.sparse_home == "host":  # then no schedule keeps KV on the device
+    # with a host home, no schedule keeps KV on the device
+    if settings.sparse.sparse_home == "host":
         ignored = ()
     kind = (model.verifier or "none").partition(":")[0]
     own = parts.verifier is not None
@@ -294,11 +309,12 @@ def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, t
 
 
 def take_parts(options: dict[str, Any]) -> UserParts:
-    """Takes the user's own parts out of a solver's options. What is declared becomes settings by
-    its name.
+    """Remove the user's objects from the options, and return them.
+
+    A declared class or function becomes the setting that names it.
 
     Raises:
-        InputError: if one lacks what it has to have, or is given twice.
+        InputError: if an object lacks a method, or if a part is given twice.
     """
     strategy, stop = _take_strategy(options), options.pop("stop", None)
     given: Any = options.get("verifier")
@@ -318,6 +334,11 @@ def take_parts(options: dict[str, Any]) -> UserParts:
 
 
 def _take_strategy(options: dict[str, Any]) -> Strategy | None:
+    """Remove the strategy from the options; return it, or None if it became a setting.
+
+    Raises:
+        InputError: if it has no method `select`, or if `search` is given, too.
+    """
     strategy: Any = options.pop("strategy", None)
     if strategy is None:
         return None
@@ -332,9 +353,9 @@ def _take_strategy(options: dict[str, Any]) -> Strategy | None:
 
 
 def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str, Any]) -> bool:
-    """Put the name and the options of a declared part into the options; False for another one."""
+    """Put a declared part's name and options into `options`; return False if it is not declared."""
     for row in table.values():
-        # A function or class that is declared, or an instance of a strategy or the like.
+        # A declared function or class, or an instance of a declared class.
         if row.make is part:
             options[option] = row.name
             return True
@@ -350,10 +371,12 @@ def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str,
 
 
 def read_problems(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str, dict[str, Any]]]:
-    """Ids, texts and own options of several problems; the id of a plain text is its place, from 0.
+    """Return the id, the text and the own options of each problem.
+
+    A plain text's id is its index, from 0.
 
     Raises:
-        InputError: if it is one text, or holds something else than texts and such tuples.
+        InputError: if `problems` is one text, or contains anything but texts and such tuples.
     """
     if isinstance(problems, str) or not isinstance(problems, Iterable):
         raise InputError(f"solve_many takes a list of problems, not {type(problems).__name__}")
@@ -375,10 +398,12 @@ def read_problems(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str
 
 
 def read_paths(paths: Any, delimiter: str) -> list[list[str]]:
-    """Given paths, each a list of its steps' texts. delimiter: see `ScoreOptions`.
+    """Return the given paths as lists of step texts that end with the delimiter, except the last.
+
+    delimiter: see `ScoreOptions`.
 
     Raises:
-        InputError: if these are no such lists, or one is empty.
+        InputError: if `paths` is not a list of lists of texts, or if a list is empty.
     """
     expect(delimiter, str, "delimiter: is a text")
     expect(paths, Sequence, "paths: a list of paths")
@@ -396,10 +421,10 @@ def read_paths(paths: Any, delimiter: str) -> list[list[str]]:
 
 
 def take_priority(options: dict[str, Any]) -> int:
-    """Takes it out of the options; 0 where it is not given.
+    """Remove the priority from the options, and return it; 0 if it is not given.
 
     Raises:
-        InputError: if it is no int.
+        InputError: if it is not an int.
     """
     priority = options.pop("priority", None) or 0
     if type(priority) is not int:
@@ -408,13 +433,13 @@ def take_priority(options: dict[str, Any]) -> int:
 
 
 def check_problem(problem: Any, problem_id: Any, on_round: Any) -> None:
-    """Raises InputError if they are not a text, an id, and a function or None."""
+    """Raise InputError unless the arguments are a problem, an id, and a function or None."""
     expect(problem, str | Conversation | RawPrompt, "a problem is one text")
     expect(problem_id, str | int, "problem_id is a str or an int")
     expect(on_round, Callable | None, "on_round is a function that is called after every round")
 
 
 def expect(value: Any, kind: Any, words: str) -> None:
-    """Raises InputError with these words if it is of another kind."""
+    """Raise InputError, which begins with `words`, if `value` does not have the type `kind`."""
     if not isinstance(value, kind):
         raise InputError(f"{words}, not {type(value).__name__}")

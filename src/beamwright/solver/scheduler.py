@@ -1,6 +1,7 @@
-"""RequestScheduler: the problems that a solver works on at a time, each to its outcome.
+"""RequestScheduler: runs the requests of a solver, several at a time, each to its outcome.
 
-Knows who is in flight, who has to be alone and how a search ends; no settings, no threads.
+It knows which requests are in flight, which have to run alone, and how a search ends. It knows no
+settings and no threads.
 """
 
 from __future__ import annotations
@@ -40,23 +41,27 @@ Outcome = Solution | BeamwrightError
 
 
 Arrivals = Callable[[bool, bool], Request | None]
-"""Gives the next request, or None. Called with whether there is a place for one (without, only one
-that draws nothing may come) and whether the scheduler is idle, so that None ends its run."""
+"""Function that returns the next request, or None if no request may start now.
+
+It is called as `arrivals(has_place, is_idle)`. `has_place` is False if no further search fits; only
+a request with given steps may start then. If the scheduler is idle, None ends its run.
+"""
 
 
 def listed(requests: Iterable[Request]) -> Arrivals:
-    """Those that are known beforehand: a larger priority first, then in their order."""
+    """Return the arrivals of a known list of requests.
+
+    A request with a larger priority comes first; requests of equal priority keep their order.
+    """
     ordered = iter(sorted(requests, key=lambda request: -request.priority))
     return lambda has_place, _: next(ordered, None) if has_place else None
 
 
 class RequestScheduler:
-    """Runs problems to their outcomes. A problem's own error is its outcome; the others go on.
+    """Runs requests to their outcomes. An error of one request is its outcome; the others continue.
 
-    One that did not fit beside others is tried once more, alone; from there on generator and
-    verifier share their memory in turns, if `auto` may choose that.
-
-    turn: renders what is asked again. in_flight: see `TreeAdmission`.
+    A request that did not fit next to others is tried again alone. With `--executor auto`,
+    generator and verifier share their memory in turns from then on.
     """
 
     def __init__(
@@ -66,6 +71,9 @@ class RequestScheduler:
         turn: RenderTurn,
         in_flight: int | None = None,
     ) -> None:
+        """turn: renders a further user message of a conversation.
+        in_flight: the limit on requests at a time, see `TreeAdmission`.
+        """
         self._machinery, self._schedule, self._turn = machinery, schedule, turn
         stores = [model.store for model in machinery.tree_models]
         for store in stores:
@@ -84,7 +92,7 @@ class RequestScheduler:
         self._ended: deque[tuple[Request, Outcome]] = deque()
 
     def _make_engine(self, in_flight: int | None) -> Engine:
-        """The engine for so many problems at a time."""
+        """Return an engine for `in_flight` problems at a time."""
         machinery, settings = self._machinery, self._machinery.settings.schedule
         models, verifier = (machinery.generator, *machinery.scorers), machinery.verifier
         exact, threads = machinery.exact, machinery.threads.count
@@ -94,7 +102,8 @@ class RequestScheduler:
         accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
         parts = machinery.batch, machinery.verifiers, accounting, models
         executor = make_executor(settings, *parts, *shown, beside=beside)
-        # Beside a worker nothing moves: its thread alone may touch the verifier's store.
+        # With a verifier worker, memory is not moved: only the worker's thread may use the
+        # verifier's store.
         self._meter.moving = None if beside else machinery.moving
         return Engine(
             executor,
@@ -110,19 +119,22 @@ class RequestScheduler:
 
     @property
     def _may_take_turns(self) -> bool:
-        """True if generator and verifier have fixed parts because `auto` gave them two threads."""
+        """True if the models have fixed memory shares only because `auto` gave them two threads."""
         machinery = self._machinery
         fixed = machinery.moving is not None and self._meter.moving is None
         return fixed and machinery.settings.schedule.executor == "auto"
 
     def run(self, arrivals: Arrivals) -> Iterator[tuple[Request, Outcome]]:
-        """Yield each request with its outcome as it ends.
+        """Yield each request with its outcome when it ends.
 
         Raises:
-            LinkError, Interrupted: with what was finished of a tree that was alone in flight.
+            LinkError: if the link fails.
+            Interrupted: on Ctrl-C. In both cases, `partial` has the finished candidates if only one
+                tree was in flight.
         """
         machinery = self._machinery
-        # Kernels are launched on a thread's current card: that of a new thread is the first one.
+        # Kernels are launched on the thread's current card, and a new thread starts with the first
+        # card.
         check_device(machinery.settings.model.device)
         try:
             while True:
@@ -151,7 +163,10 @@ class RequestScheduler:
     # --- who comes ---------------------------------------------------------------------------
 
     def _admit(self, arrivals: Arrivals) -> None:
-        """Take in whoever there is a place for. Who has to be alone waits until all have gone."""
+        """Admit requests while there is room.
+
+        A request that has to run alone waits until no other request runs.
+        """
         while not self._ended:
             if self._alone:
                 request = None if self._live else self._alone.popleft()
@@ -168,6 +183,7 @@ class RequestScheduler:
             self._begin(request)
 
     def _begin(self, request: Request) -> None:
+        """Start the search of a request, or end it if it is cancelled or invalid."""
         machinery, problem = self._machinery, request.problem
         if request.cancelled:
             self._ended.append((request, Cancelled()))
@@ -206,13 +222,17 @@ class RequestScheduler:
     # --- how they end ------------------------------------------------------------------------
 
     def _cancel(self) -> None:
+        """End the searches whose requests were cancelled."""
         for run in [run for run, request in self._live.items() if request.cancelled]:
             self._engine.cancel(run)
             run.error = Cancelled()
             self._settle([run])
 
     def _settle(self, ended: Sequence[TreeRun]) -> None:
-        """These trees have ended: say how, or try again alone."""
+        """Record the outcomes of ended trees.
+
+        A tree that did not fit next to others is queued to run alone.
+        """
         for run in ended:
             request = self._live.pop(run)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
@@ -233,14 +253,15 @@ class RequestScheduler:
     def _stopped(
         self, error: BeamwrightError | KeyboardInterrupt, ended: Mapping[TreeRun, Request]
     ) -> BeamwrightError | Interrupted:
-        """What is raised for an error that ended these trees, with what was finished of one alone.
+        """Return the error to raise for these ended trees, with advice and finished candidates.
 
-        Where its user has stopped it, unfinished paths stand where none is finished.
+        The candidates are set if exactly one tree ended. If its user stopped it and no path is
+        finished, they are unfinished paths.
         """
         machinery = self._machinery
         stopped = error if isinstance(error, BeamwrightError) else Interrupted()
         if isinstance(error, LinkError):
-            machinery.stop_threads()  # one that died starts afresh with the next problem
+            machinery.stop_threads()  # a thread that died is started again with the next problem
         if isinstance(error, CapacityError) and error.tier == DEVICE_TIER and ended:
             request, kv_bytes = next(iter(ended.values())), machinery.plan.kv_bytes
             most = max(len(run.tree.root.token_ids) for run in ended)

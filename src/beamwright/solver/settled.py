@@ -1,7 +1,8 @@
-"""What settings leave open, settled for the models and the machine at hand, and what does not fit.
+"""Replaces open settings such as `auto` by concrete values for the given models and machine.
 
-The faster schedule, the attention that sparse decoding asks for, and how many rows it has room
-for. Knows settings, sizes and this machine; loads no models (LBS, section 4; AsyncSpade).
+These are the schedule, sparse decoding and its attention, and the number of rows that it has room
+for. Settings that do not fit the model are refused. This module knows settings, sizes and this
+machine, and loads no models (LBS, section 4; AsyncSpade).
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from beamwright.sections import SparseSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.sparse.method import sparse_method
 
-_PROMPT_TOKENS, _STEP_TOKENS = 128, 32  # of a usual prompt, and of a step
+_PROMPT_TOKENS, _STEP_TOKENS = 128, 32  # assumed tokens of a prompt, and of a step
 
 
 def with_schedule(settings: Settings) -> Settings:
-    """With the schedule that `--schedule` stands for, and what it leaves no choice about.
+    """Return the settings with a concrete schedule, and with the settings that it determines.
 
-    `auto` is locality: where everything fits it is one group and never touches the link, and it
-    gives the same bits on any budget. With all KV on the host, nothing has to leave the device.
+    `auto` is locality. If everything fits the device, locality has one group and never uses the
+    link, and its results are bitwise equal for any budget. If all KV is on the host, `auto` is
+    in-gpu, because nothing has to leave the device.
     """
     schedule = settings.schedule
     if schedule.schedule == "auto":
@@ -52,10 +54,10 @@ def with_schedule(settings: Settings) -> Settings:
 
 
 def kv_method(settings: Settings) -> KVMethod:
-    """How the generator's KV is kept and read, by its schedule and by sparse decoding.
+    """Return how the generator's KV is kept and read, from the schedule and sparse decoding.
 
     Raises:
-        InputError: for options that do not go together.
+        InputError: for options that exclude each other.
     """
     row = schedule_row(settings.schedule)
     method = KVMethod(has_tier=not row.resident) if row.kv_method is None else row.kv_method()
@@ -63,7 +65,11 @@ def kv_method(settings: Settings) -> KVMethod:
 
 
 def check_layers(settings: Settings) -> None:
-    """Raises InputError if what was asked for does not know the model's layers."""
+    """Check that the requested options support the layers of the model.
+
+    Raises:
+        InputError: if one does not.
+    """
     kept, method = settings.model.kv_dtype, kv_method(settings)
     if kept != "auto" and method.home_option is not None:
         raise InputError(f"--kv-dtype {kept}: not with {method.home_option}")
@@ -83,10 +89,13 @@ def check_layers(settings: Settings) -> None:
 
 
 def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
-    """The card by its data sheet; the CPU as `doctor --probe` found it, else a named one.
+    """Return the hardware profile of a device.
 
-    A card that nobody has listed is taken for the default one, with its own memory. graphs: its
-    steps are captured.
+    For a card, the profile is its data sheet. An unlisted card gets the default card's profile with
+    its own memory. For a CPU, it is the profile that `doctor --probe` measured, or else a named
+    one.
+
+    graphs: True if decode steps run as captured CUDA graphs.
     """
     if torch.device(device).type == "cuda":
         found = torch.cuda.get_device_properties(device)
@@ -107,13 +116,15 @@ def with_sparse(
     models: Sequence[ModelBytes],
     plan: MemoryPlan,
 ) -> tuple[Settings, str]:
-    """What `--sparse auto` stands for (`plan.sparse`), and why, for the longest search that the
-    settings allow behind a usual prompt.
+    """Return the settings with a concrete method for `--sparse auto`, and the reason for it.
 
-    models: the generator and, where it has KV, the verifier.
+    The decision (`plan.sparse`) is made for the longest search that the settings allow, after a
+    prompt of usual length.
+
+    models: the generator and, if it keeps KV, the verifier.
     """
     schedule, sparse, generator = settings.schedule, settings.sparse, models[0]
-    # Rows that read everything would have all of it cross the link.
+    # With KV on the host, a row that reads all tokens would transfer all of its KV over the link.
     usual = sparse.sparse_from == SparseSettings().sparse_from
     known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
     found = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
@@ -151,10 +162,10 @@ def with_sparse(
 def with_most_rows(
     settings: Settings, method: KVMethod, generator: ModelBytes, kv_bytes: int
 ) -> Settings:
-    """With no more rows at a time than the device's KV budget has room for in this method.
+    """Return the settings with `max_batch` limited to the rows for which the device's KV has room.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there is no room for one row.
     """
     if method.most_rows is None:
         return settings

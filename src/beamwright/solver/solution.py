@@ -1,4 +1,4 @@
-"""What a solved problem is: the public result objects. Data only."""
+"""The public result objects of a solved problem. They hold data only."""
 
 from __future__ import annotations
 
@@ -14,40 +14,34 @@ from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
 OF_CHOSEN = ("answer", "text", "score", "stop", "lineage")
-"""What a solution says of the candidate whose answer it is."""
-_SHOWN = 5  # candidates, in a notebook
+"""Fields of a solution that are copied from the chosen candidate."""
+_SHOWN = 5  # limit on the candidates that a notebook shows
 _LIGHT = 300_000
-"""Characters of a page that a notebook may keep for each solution it shows."""
+"""Limit on the characters of a tree page that a notebook keeps for each solution."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A final candidate; tokens are counted after the prompt.
-
-    vote: one text for equal answers; None without an answer.
-    text: the whole reply; said: of it what answers, thought: what was thought before, which has
-    thought_tokens.
-    lineage: of its last step; `solution.tree.node(lineage)` is that step, and its `path()` all.
-    step_scores: the verifier's score of each step of the text, in order; None where it has none.
-    notes: what the verifier wrote about it last, by kind; empty where it writes nothing.
-    """
+    """A final candidate of a search."""
 
     answer: str | None
-    vote: str | None
-    text: str
+    vote: str | None  # one text for all equal answers; None without an answer
+    text: str  # the whole reply
     score: float | None
     stop: str
-    tokens: int
+    tokens: int  # tokens after the prompt
+    # Lineage of its last step. `solution.tree.node(lineage)` is that step, and its `path()` the
+    # path.
     lineage: Lineage
+    # The verifier's score of each step, in order; None for a step without a score.
     step_scores: tuple[float | None, ...]
-    notes: Mapping[str, str]
-    said: str
-    thought: str
-    thought_tokens: int
+    notes: Mapping[str, str]  # the verifier's latest notes about it, by kind
+    said: str  # the reply after its thoughts
+    thought: str  # the text of its thoughts
+    thought_tokens: int  # tokens of these thoughts
 
     def to_json(self) -> dict[str, Any]:
-        """Its part of the object that `solve --json` prints; notes and thoughts only where there
-        are any."""
+        """Return its part of the output of `solve --json`, without empty notes and thoughts."""
         absent: tuple[str, ...] = () if self.notes else ("notes",)
         absent += () if self.thought_tokens else ("said", "thought", "thought_tokens")
         return {name: value for name, value in asdict(self).items() if name not in absent}
@@ -55,33 +49,28 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TreeStats:
-    """nodes: decoded steps; unique_tokens: their tokens; path_tokens: summed over candidates."""
+    """Size of the tree."""
 
-    nodes: int
+    nodes: int  # decoded steps
     pruned: int
-    unique_tokens: int
-    path_tokens: int
+    unique_tokens: int  # tokens of all decoded steps
+    path_tokens: int  # tokens of the candidates' paths, shared tokens counted again
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Every token that was computed, reused or thrown away; null where a generator elsewhere does
-    not say.
-
-    repeated: of those generated, see `tree.repeated_tokens`; thought: of steps of thoughts.
-    drafted: that were guessed, and forwarded beside rows' own; draft_accepted: of them, those that
-    the row drew.
-    """
+    """Tokens that were computed, reused or discarded; None if a server does not report them."""
 
     generated: int
-    kept: int
+    kept: int  # generated tokens of steps that were not pruned
+    # Generated tokens that a path of the same round had, too, see `tree.repeated_tokens`
     repeated: int
-    thought: int
-    overrun: int
-    speculated: int
-    speculated_kept: int
-    drafted: int
-    draft_accepted: int
+    thought: int  # generated tokens of thoughts
+    overrun: int  # sampled after the end of a step, and discarded
+    speculated: int  # decoded before selection
+    speculated_kept: int  # of these, tokens of nodes that were opened later
+    drafted: int  # draft tokens that were verified
+    draft_accepted: int  # accepted draft tokens
     generator_prefilled: int | None
     generator_reused: int | None
     verifier_prefilled: int
@@ -91,12 +80,13 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class KVStats(CounterView):
-    """KV on both tiers, and what crossed the link; host figures are null where there is one tier.
+    """KV on both tiers, and its traffic on the link.
 
-    Of generator and verifier, and of all problems that were in flight together, not divided. All
-    null where the generator runs elsewhere.
+    The numbers cover both models and all problems in flight together. Host numbers are None if
+    there is one tier. All are None if the generator is remote.
 
-    scratch_peak_bytes: attention's working copies of a group, beside the budget.
+    dm_lower_bound_bytes: a lower bound of the bytes over the link (LBS).
+    scratch_peak_bytes: attention's working copies of a group, outside the budget.
     """
 
     device_budget_bytes: int | None = None
@@ -113,11 +103,12 @@ class KVStats(CounterView):
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """How generator and verifier share the memory for KV on the device.
+    """How generator and verifier share the device memory for KV.
 
-    split: as it was asked for. generator_kv_bytes, verifier_kv_bytes: when the search ended, or
-    for all of it where nothing moves; null where the generator runs elsewhere. moves, moved_bytes:
-    memory that went from one to the other.
+    split: the value of `--split`.
+    generator_kv_bytes, verifier_kv_bytes: the shares at the end of the search. None for a remote
+        generator.
+    moves, moved_bytes: how often and how much memory moved between the models.
     """
 
     split: str | float | None
@@ -129,13 +120,15 @@ class MemoryStats:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStats(CounterView):
-    """How KV that was needed was found, of one model (`Counters`).
+    """How often the KV that a model needed was still on the device (`Counters`).
 
-    A row that joins the running batch needs all of its path; a prefill the path before it and its
-    own tokens, the prefilled ones. hit_rate: reused_tokens / needed_tokens, None where nothing was
-    needed. reused_tokens: of those needed, on the device ever since they were written or needed
-    last. What had left it since had to be loaded or recomputed, whether it was fetched ahead or
-    waited for.
+    A row that joins the running batch needs the KV of its whole path. A prefill needs the path
+    before it and its own new tokens (`prefilled_tokens`). KV that had left the device was loaded or
+    recomputed, whether it was prefetched or waited for.
+
+    hit_rate: reused_tokens / needed_tokens; None if nothing was needed.
+    reused_tokens: needed tokens that had stayed on the device since they were last written or
+        needed.
     """
 
     hit_rate: float | None = figure("reused_tokens", per="needed_tokens")
@@ -151,10 +144,10 @@ class CacheStats(CounterView):
 
 @dataclass(frozen=True)
 class CacheReport:
-    """How often KV was where it was needed, of each model.
+    """Cache figures of both models, for all problems in flight together.
 
-    Of all problems that were in flight together. None where a model keeps no KV, and for layer-wise
-    offloading, which fetches layers for every token.
+    None for a model without KV, and for layer-wise offloading, which fetches layers for every
+    token.
     """
 
     generator: CacheStats | None
@@ -163,36 +156,33 @@ class CacheReport:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStats(CounterView):
-    """The generator's running batch while the problem was in flight, others beside it included.
+    """The generator's running batch while the problem was in flight, other problems included."""
 
-    slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
-    passes: forward passes in them. rows_mean: rows that wrote a token, per forward pass. occupancy:
-    the same per row that was computed, padding and rows that had ended included. admitted: rows
-    that joined. preempted: that had to leave in the middle of their step; parking_plans: plans that
-    count on it (`--batching`).
-    verifier_calls, verifier_steps_mean: turns of the verifier, and the steps in one.
-    """
-
-    slots: int | None
-    iterations: int
-    passes: int = figure("steps")
+    slots: int | None  # limit on rows at a time; None: as many as fit
+    iterations: int  # iterations of at most 16 tokens
+    passes: int = figure("steps")  # forward passes
+    # Rows that sampled a token, per forward pass.
     rows_mean: float | None = figure("row_tokens", per="steps")
+    # The same per computed row; padding and ended rows count as computed.
     occupancy: float | None = figure("row_tokens", per="slot_tokens")
-    admitted: int
-    preempted: int
-    parking_plans: int
-    verifier_calls: int
+    admitted: int  # rows that joined the batch
+    preempted: int  # rows that left it in the middle of their step
+    parking_plans: int  # plans with parking (`--batching`)
+    verifier_calls: int  # calls of the verifier
+    # Steps per call.
     verifier_steps_mean: float | None = figure("scored_steps", per="verifier_calls")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseStats(CounterView):
-    """`--sparse`: what decoding has read, of all problems that were in flight together.
+    """`--sparse`: which tokens decoding has read, for all problems in flight together.
 
-    tokens: that were decoded by rows which select. visible_mean, selected_mean: tokens that these
-    saw, and read. left_out_mean: of the attention of a head, what was not read; where scores are of
-    pages at most so much; None where the scores do not say. corrections: see `--sparse-correct`.
-    why: `auto` stands for this method.
+    tokens: tokens decoded with a selection.
+    visible_mean, selected_mean: tokens that were visible, and that were read, per decoded token.
+    left_out_mean: the share of a head's attention that was not read. If scores are of whole pages,
+        it is an upper bound. None if the method's scores do not tell it.
+    corrections: see `--sparse-correct`.
+    why: the reason why `auto` chose this method; None if the user chose it.
     """
 
     method: str
@@ -204,7 +194,7 @@ class SparseStats(CounterView):
     why: str | None
 
     def line(self) -> str:
-        """For people: the method, what it left unread, and why it is this one."""
+        """Return a line for users: the method, the share of attention not read, and the reason."""
         left = self.left_out_mean
         said = "" if left is None else f", {left:.1%} of attention not read"
         return f"--sparse {self.method}{said}" + (f" ({self.why})" if self.why else "")
@@ -212,11 +202,12 @@ class SparseStats(CounterView):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteStats(CounterView):
-    """A generator elsewhere, while the problem was in flight, others beside it included.
+    """A remote server while the problem was in flight, other problems included.
 
-    token_ids: it says which tokens it drew; otherwise texts are tokenised here. requests: that it
-    had, retries included. prompt_tokens, cached_tokens: that it has read, and of these found in its
-    KV, as it says; null where it does not.
+    token_ids: True if the server returns the sampled token ids. Otherwise texts are tokenised here.
+    requests: requests to the server, retries included.
+    prompt_tokens, cached_tokens: prompt tokens, and prompt tokens found in the server's cache. Both
+        are None if the server does not report them.
     """
 
     token_ids: bool
@@ -227,7 +218,7 @@ class RemoteStats(CounterView):
 
     @property
     def prefilled(self) -> int | None:
-        """Prompt tokens that were computed; None: it does not say."""
+        """Prompt tokens that the server computed; None if it does not report them."""
         if self.prompt_tokens is None or self.cached_tokens is None:
             return None
         return self.prompt_tokens - self.cached_tokens
@@ -235,9 +226,10 @@ class RemoteStats(CounterView):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationStats(CounterView):
-    """What was decoded ahead of selection: rows of all in flight, tokens of this tree.
+    """Work done before selection: rows of all problems in flight, and tokens of this tree.
 
-    kept_share: of its tokens, those in nodes that selection has opened.
+    kept: tokens in nodes that selection has opened later.
+    kept_share: kept / tokens.
     """
 
     mode: str
@@ -249,7 +241,7 @@ class SpeculationStats(CounterView):
 
 @dataclass(frozen=True)
 class TimeStats:
-    """Seconds; every instant counted once. both_s: the verifier beside decoding or planning."""
+    """Seconds by phase; each instant counts once. both_s: scoring during decoding or planning."""
 
     total_s: float
     decode_s: float
@@ -264,12 +256,13 @@ class TimeStats:
 class Solution:
     """A solved problem: the chosen answer, all candidates, the tree, and the accounting.
 
-    lineage: of the chosen candidate. reason_fewer: why there are fewer candidates than asked for.
-    warnings: what makes the result doubtful, a line each. last_step: of the chosen candidate,
-    where it states no answer.
-    settings: what it was solved with, the strategy's and the verifier's defaults filled in.
-    receipt: what the tree follows from, for whoever grows it again (`saved.receipt`).
-    tree: every node with its tokens, text, scores and state; it holds no KV any more.
+    lineage: the lineage of the chosen candidate.
+    reason_fewer: why there are fewer candidates than requested; None if there are not.
+    warnings: reasons to doubt the result, a line each.
+    last_step: the last step of the chosen candidate, if it states no answer.
+    settings: the settings used, with the defaults of strategy and verifier filled in.
+    receipt: everything from which the tree can be grown again (`saved.receipt`).
+    tree: every node with its tokens, text, scores and state. It holds no KV.
     """
 
     problem_id: str | int
@@ -307,7 +300,7 @@ class Solution:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate whose answer it is."""
+        """The candidate whose answer was chosen."""
         return next(each for each in self.candidates if each.lineage == self.lineage)
 
     def __repr__(self) -> str:
@@ -317,12 +310,13 @@ class Solution:
         return f"<Solution {self.answer!r:.80}, score {score}, {num} candidates, {took}{doubts}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: answer, score, what makes it doubtful, five candidates, and the tree."""
+        """Return HTML for notebooks: answer, score, warnings, five candidates, and the tree."""
         stated = self.last_step or self.chosen.said if self.answer is None else self.answer
         doubts = "".join(f"<p>Warning: {escape(line)}</p>" for line in self.warnings)
         rows = [("answer", "score", "ended", "tokens")]
 
-        def rank(each: Candidate) -> tuple[bool, float]:  # the chosen one first, then by score
+        # the chosen candidate first, then by score
+        def rank(each: Candidate) -> tuple[bool, float]:
             return each.lineage != self.lineage, inf if each.score is None else -each.score
 
         for each in sorted(self.candidates, key=rank)[:_SHOWN]:
@@ -338,21 +332,21 @@ class Solution:
         )
 
     def _tree_html(self) -> str:
-        """The page that `--tree` writes, where it is light; else the chosen path."""
+        """Return the page that `--tree` writes, or the chosen path if the page is too large."""
         title = self.problem or "synthetic prompt"
         page = tree_page(self.tree, self.tree.node(self.lineage), "search", title)
         if len(page) > _LIGHT:
             return f"<pre>{escape(self.text)}</pre><p>The whole tree is too large to show here.</p>"
-        # No origin of its own: what is in it reaches nothing of the notebook's.
+        # A sandbox without an origin: scripts in the page cannot reach the notebook.
         return (
             '<iframe sandbox="allow-scripts allow-downloads" loading="lazy" title="The tree" '
             f'style="width:100%;height:640px;border:0" srcdoc="{escape(page)}"></iframe>'
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `solve --json` prints: everything but the tree's nodes.
+        """Return the object that `solve --json` prints: everything except the tree's nodes.
 
-        `tree` holds its figures (`tree_stats`).
+        Its key `tree` holds the figures of `tree_stats`.
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, value in found.items():

@@ -1,6 +1,6 @@
-"""Solver: generator + verifier + strategy. The public Python API.
+"""Solver: generator, verifier and strategy. This is the public Python API.
 
-Five lines solve a problem; a callback sees every round (`protocols.RoundReport`).
+Five lines solve a problem. A callback gets a `protocols.RoundReport` after every round.
 """
 
 from __future__ import annotations
@@ -50,24 +50,25 @@ class Solver:
 
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
-    strategy, verifier and stop take objects of the user's own (docs/guides/extend.md);
-    plugins: files that declare any of these by name.
-    timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
-    and tokens while it loads and searches; by default a line in a notebook's cell, else nobody.
-    codec: the generator's tokenizer, None where it has none; context: most tokens of a path.
-    most_submitted: problems of `submit` in flight at a time; None, as at first, for as many as keep
-    the device busy.
 
-    Paths are `str` or `Path` everywhere. Calls from several threads run one after another; a call
-    from a callback or a verifier of the same solver is an error.
-    While it computes it has torch use one thread for small models, else no more than the CPU
-    affinity and quota allow (`threads`), and restores the number after; OMP_NUM_THREADS overrides.
+    strategy, verifier, stop: may be the user's own objects (docs/guides/extend.md).
+    plugins: files that declare such parts by name.
+    timeline: records what ran when, and where each segment's KV was.
+    progress: gets phases and token counts; by default a line in a notebook's cell.
+    codec: the generator's tokenizer; None without one. context: limit on a path's tokens.
+    most_submitted: limit on problems of `submit` in flight; None (default): as many as keep the
+        device busy.
+
+    Paths are `str` or `Path` everywhere. Calls from several threads run one after another. A call
+    from a callback or a verifier of the same solver is an error. While it computes, torch uses one
+    thread for small models, else no more than CPU affinity and quota allow (`threads`). The old
+    number is restored afterwards. OMP_NUM_THREADS overrides both.
 
     Raises:
         InputError: for a bad option, model or verifier.
     """
 
-    roster = None  # of replicas, as another engine has it
+    roster = None  # the table of replicas that a cluster's engine has
 
     def __init__(
         self,
@@ -101,20 +102,20 @@ class Solver:
 
     def __repr__(self) -> str:
         model, search = self.settings.model, self.settings.search
-        own = self._default.parts.verifier  # an object of the user's
+        own = self._default.parts.verifier  # the user's object
         verifier = model.verifier if own is None else type(own).__name__
         shape = f"{search.search} n={search.n} width={search.width} seed={search.seed}"
         return f"<Solver {model.model}, verifier {verifier}, {shape}>"
 
     def close(self) -> None:
-        """Cancel all that is under way, and stop all threads; the solver can still be used."""
+        """Cancel all searches, and stop all threads. The solver can still be used."""
         self._queue.close()
         self._calls.give_up()
         with self._calls.turn():
             self._machinery.stop_threads()
 
     def usage(self) -> Usage:
-        """What it uses at this moment, and has counted so far; any thread may ask."""
+        """Return the memory in use and the counts so far. Any thread may call this."""
         return self._machinery.usage()
 
     def __enter__(self) -> Solver:
@@ -138,16 +139,16 @@ class Solver:
         """Solve one problem.
 
         problem: a text, a `Conversation`, or a `RawPrompt`.
-        problem_id: part of the random stream's key, so equal ids and seeds give equal trees.
-        checkpoint: file that holds the tree after every round, for `resume`; of a text.
-        strategy, options: of this problem, in the place of the solver's own.
+        problem_id: part of the random streams' key: equal ids and seeds give equal trees.
+        checkpoint: file that gets the tree after every round, for `resume`; only for a text.
+        strategy, options: replace the solver's own for this problem.
 
         Raises:
             InputError: if the problem is empty or too long, an option is bad or the same for all
                 problems, or the checkpoint cannot be written.
             CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
-                the link fails; Interrupted: on Ctrl-C. What was finished is in the error's
-                `partial`.
+                the link fails; Interrupted: on Ctrl-C. The error's `partial` has the finished
+                candidates.
         """
         asked = problem, problem_id, on_round, checkpoint
         return self._solve_alone(self._request(*asked, strategy=strategy, **options))
@@ -162,16 +163,15 @@ class Solver:
         strategy: Strategy | type[SearchPolicy] | None = None,
         **options: Unpack[ProblemOptions],
     ) -> Handle:
-        """Have a problem solved beside others, in a thread of the solver's; as `solve`.
+        """Solve a problem in the solver's thread, next to others; arguments as in `solve`.
 
-        The handle has its result, and can cancel it. Any number of problems may be submitted, by
-        any thread; as many as keep the device busy are in flight, and the others wait in turn,
-        those of a larger `priority` in front. A deadline counts from here, as long as it waits,
-        too.
-        on_round is called by the solver's thread; what it raises ends this search alone.
+        The handle has the result, and can cancel the search. Any thread may submit any number of
+        problems. As many as keep the device busy are in flight. The others wait, a larger
+        `priority` first. A deadline counts from now on, waiting included. The solver's thread calls
+        on_round; if that raises, only this search ends.
 
         Raises:
-            InputError: for a bad option; what is wrong with the problem is the handle's result.
+            InputError: for a bad option. An error in the problem is the handle's result.
         """
         asked = problem, problem_id, on_round, checkpoint
         request = self._request(*asked, strategy=strategy, **options)
@@ -188,16 +188,17 @@ class Solver:
         strategy: Strategy | type[SearchPolicy] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Solution:
-        """Go on with a search from its checkpoint, to the tree that it would have grown anyway.
+        """Continue a search from its checkpoint, to the same tree as without the interruption.
 
-        Required with `dtype="float64"`; elsewhere KV that is computed again may flip a token in a
-        million (docs/concepts/sameness.md). Bytes, groups and phases are those of this
-        process; `time.total_s` is of all.
-        problem: what the checkpoint has to be of. checkpoint: where to save further rounds.
-        strategy, options: those that it was begun with.
+        This is exact with `dtype="float64"`. Otherwise recomputed KV may change one token in a
+        million (docs/concepts/sameness.md). Bytes, groups and phases count this process only;
+        `time.total_s` counts all processes.
+
+        problem: the text that the checkpoint must have. checkpoint: file for further rounds.
+        strategy, options: must be the same as when the search began.
 
         Raises:
-            InputError: if the file is no whole checkpoint, or of other settings or another
+            InputError: if the file is not a whole checkpoint, or has other settings or another
                 problem; otherwise as `solve`.
         """
         expect(file, str | os.PathLike, "file: a path is a str or a Path")
@@ -225,7 +226,7 @@ class Solver:
         on_round: RoundCallback | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Solution:
-        """Search from a prompt of random token ids (benchmarks of random shapes).
+        """Search from a prompt of random token ids, for benchmarks of random models.
 
         Raises:
             ProblemTooLongError: if the prompt fills the context.
@@ -239,16 +240,16 @@ class Solver:
     def score(
         self, problem: Problem, steps: Sequence[str], **options: Unpack[ScoreOptions]
     ) -> Candidate:
-        """What the verifier thinks of a path that somebody gives; as `score_many`."""
+        """Score one given path with the verifier; see `score_many`."""
         (found,) = self.score_many(problem, [steps], **options)
         return found
 
     def score_many(
         self, problem: Problem, paths: Sequence[Sequence[str]], **options: Unpack[ScoreOptions]
     ) -> tuple[Candidate, ...]:
-        """What the verifier thinks of several paths, see `submit_score`: their scores in order.
+        """Score given paths with the verifier, and return them as candidates in order.
 
-        Beside what is submitted; it waits for calls of `solve` and the like.
+        It runs next to submitted problems, but waits for `solve` and the like. See `submit_score`.
         """
         self._calls.check_outside()
         handle = self.submit_score(problem, paths, **options)
@@ -266,17 +267,18 @@ class Solver:
         on_round: RoundCallback | None = None,
         **options: Unpack[ScoreOptions],
     ) -> Handle:
-        """Have given paths scored by the verifier, beside searches that are under way; as `submit`.
+        """Score given paths with the verifier, next to searches in flight; see `submit`.
 
-        Nothing is generated, and nobody waits for a place: a step of each path is scored between
-        two iterations. Candidates of the solution are the paths, in their order, with a score for
-        each step; paths that begin alike are read once.
-        paths: of each the texts of its steps, the last of which ends it. Those of a tree
-        (`node.step_text`) are complete: `delimiter=""`.
+        Nothing is generated, and no slot is needed: between two iterations, one step of each path
+        is scored. The solution's candidates are the paths, in order, with a score for each step.
+        Common beginnings of paths are read once.
+
+        paths: for each path, the texts of its steps; the last step ends it. Steps of a tree
+            (`node.step_text`) are complete: `delimiter=""`.
 
         Raises:
-            InputError: if there is no verifier, or it reads what the generator drew
-                (`Traits.reads_drawn`); for a bad path or option.
+            InputError: if there is no verifier, or it reads sampled tokens (`Traits.reads_drawn`);
+                for a bad path or option.
         """
         check_problem(problem, problem_id, on_round)
         self._check_reads_text()
@@ -331,21 +333,21 @@ class Solver:
     ) -> list[Solution | BeamwrightError] | Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve several problems with their trees in flight together.
 
-        problems: texts, whose ids are then their places from 0, or (id, text) pairs, or (id, text,
-        options): options of that problem, before those of the call. Equal ids and seeds give equal
-        trees, here and in `solve`. Those of a larger `priority` begin first, and are first served.
-        in_flight: None for all at a time and a list in the order of the problems. With a number so
-        many at a time, with "auto" as many as keep the device busy, and an iterator over
-        (id, solution) as they finish; the next problem begins as soon as one has ended. Until it is
-        exhausted or closed the solver is in use.
-        options: of these problems, in the place of the solver's own.
+        problems: texts, whose ids are their indices from 0, or (id, text) pairs, or (id, text,
+            options) with options of that problem. Equal ids and seeds give equal trees, here and in
+            `solve`. A larger `priority` begins first and is served first.
+        in_flight: None: all at a time, and the result is a list in the order of the problems. A
+            number is a limit; "auto" is as many as keep the device busy. Then the result is an
+            iterator over (id, solution) in the order of completion, and the solver is in use until
+            it is exhausted or closed.
+        options: replace the solver's own for these problems.
 
-        A problem's own error takes its place, and the others are solved: bad input as
-        InputError, KV that does not hold even this one search as CapacityError, logits or scores
-        that are no numbers as NotFiniteError. What does not fit beside others is solved alone.
+        A problem's own error takes the place of its solution: InputError for bad input,
+        CapacityError if KV cannot hold even this search alone, NotFiniteError for logits or scores
+        that are NaN or infinite. A search that does not fit next to others is run alone.
 
         Raises:
-            InputError: if these are no problems, or an option is bad.
+            InputError: if these are not problems, or an option is bad.
         """
         most = None if in_flight == "auto" else in_flight
         if most is not None and most < 1:
@@ -361,24 +363,24 @@ class Solver:
         return ((requests[request], outcome) for request, outcome in ended)
 
     def identities(self) -> dict[str, Digest | None]:
-        """Digests of the files of generator and verifier, as receipts have them."""
+        """Return digests of the files of generator and verifier, as receipts contain them."""
         return self._machinery.identities()
 
     def prompt_tokens(self, problem: Problem) -> int:
-        """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
+        """Return the number of tokens of a problem's prompt, or raise its error. Thread-safe."""
         return len(self._prompts.tree(0, problem).root.token_ids)
 
     # --- inside ------------------------------------------------------------------------------
 
     def _problem_settings(self, options: dict[str, Any], now: str | None = None) -> ProblemSettings:
-        """The solver's own, or with these options in their places. now: see `dated`."""
+        """Return the solver's own settings, changed by `options`. now: see `dated`."""
         asked = self._default.changed(options)
         if asked is not self._default:
             self._check(asked)
         return asked.dated(self._readers, now)
 
     def _check(self, asked: ProblemSettings) -> None:
-        """Raises InputError for what cannot be served with what is loaded."""
+        """Raise InputError for settings that the loaded models cannot serve."""
         search, scored = asked.settings.search, self.verifier.probabilities
         check_stops(asked.settings.stop, search, probabilities=scored)
         self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
@@ -390,7 +392,7 @@ class Solver:
             )
 
     def _check_reads_text(self) -> None:
-        """Raises InputError if the verifier has no scores of steps that nobody drew."""
+        """Raise InputError if the verifier cannot score given texts."""
         own, name = self._default.parts.verifier, self.settings.model.scorer
         if own is None and name == "none":
             raise InputError("--verifier none: there is nothing that scores steps; name a verifier")
@@ -426,7 +428,7 @@ class Solver:
         return CheckpointWriter(Path(checkpoint), asked.decisive(self._machinery.dtype))
 
     def _solve_alone(self, request: Request) -> Solution:
-        """Solve one problem; raises its error."""
+        """Solve one problem, or raise its error."""
         ((_, outcome),) = self._run(listed([request]), 1)
         if isinstance(outcome, BeamwrightError):
             raise outcome
@@ -434,7 +436,7 @@ class Solver:
 
     def _run(self, arrivals: Arrivals, in_flight: int | None = None) -> Stream:
         with self._calls.turn():
-            # The schedule as it is now: whoever has set another one since means it.
+            # Read the schedule at every run, because a user may have replaced it since.
             scheduler = RequestScheduler(
                 self._machinery, self.schedule, self._prompts.turn, in_flight
             )
