@@ -276,7 +276,7 @@ class AdmissionQueue:
             grown = self.written_by(first)
             for parent in dict.fromkeys(row.node.parent for row in first):
                 grown |= self._incomplete(parent)
-            return not cache.fits(cache.beside_others(needs), grown)
+            return not cache.fits(cache.total_copies(needs), grown)
 
         if not rows or not too_many(len(rows)):
             return rows
@@ -286,7 +286,7 @@ class AdmissionQueue:
         """Return True if these rows need no transfer and no eviction."""
         needs = self.read_by([row.node for row in rows])
         resident = all(segment.resident for segment in needs)
-        return resident and self._cache.is_free(needs, self.written_by(rows))
+        return resident and self._cache.has_free_blocks(needs, self.written_by(rows))
 
     def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
         """Return the segment of a prompt or turn that lacks KV, with its final number of tokens."""
@@ -332,7 +332,7 @@ class AdmissionQueue:
         needs = self.read_by([row.node for row in rows])
         kv_bytes = device.num_blocks * device.bytes_per_block  # with parking, a pass reads most KV
         pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
-        load = self._cache.lacking_bytes(needs) / costs.link_bandwidth / pass_s
+        load = self._cache.missing_bytes(needs) / costs.link_bandwidth / pass_s
         missing = len(rows) / (len(rows) + num_running)
         choices = 0, int(load), int(load) + 1
         self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))

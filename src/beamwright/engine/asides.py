@@ -78,7 +78,7 @@ class AsideWriter:
             some = asides[:count]
             needs = copies_needed((aside.path for aside in some), per_beam=store.copies_per_beam)
             grown = {store.blank(): n for each in some for n in (len(each.given), each.limit)}
-            return not store.fits(store.beside_others(needs), grown)
+            return not store.fits(store.total_copies(needs), grown)
 
         return asides[: bisect_left(range(1, len(asides) + 1), True, key=too_many)]
 

@@ -321,7 +321,7 @@ class RunningBatch(StepWriter):
         self._queue.cancel_prefetch()
         try:
             grown = complete_paths(rows, cache, self._prefill, held, self._progress)
-            cache.needed(map(path_read, nodes))
+            cache.count_needed(map(path_read, nodes))
             if self._eager and not rows[0].node.speculative:
                 cache.write_back(grown)
                 cache.write_back(cache.dirty())
@@ -390,7 +390,7 @@ class RunningBatch(StepWriter):
         most = count = min(most, max(row.forwards_left for row in awaited(self.running)))
         while self.running:
             wanted = {row.segment: row.forwarded + row.forwards_of(count) for row in self.running}
-            if self._ahead.last() and not self._cache.is_free({}, wanted):
+            if self._ahead.last() and not self._cache.has_free_blocks({}, wanted):
                 self._drop_last()
                 continue
             try:

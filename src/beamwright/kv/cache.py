@@ -189,9 +189,9 @@ class CacheManager:
 
     def acquire(self, needs: Mapping[Segment, int]) -> Lease:
         """Lease segments for rows that join others, in addition to the copies leased already."""
-        return self.lease(needs, self.beside_others(needs))
+        return self.lease(needs, self.total_copies(needs))
 
-    def lacking_bytes(self, needs: Mapping[Segment, int]) -> int:
+    def missing_bytes(self, needs: Mapping[Segment, int]) -> int:
         """Return the bytes that must be loaded for these copies."""
         return missing_blocks(needs) * self.device.bytes_per_block
 
@@ -226,19 +226,19 @@ class CacheManager:
         count = segment.unpinned_blocks if self.evicts else segment.fresh_blocks
         return count(copies, num_tokens)
 
-    def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
+    def has_free_blocks(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Return True if `needs` and `grown` fit into free blocks, without any eviction."""
         grown = whole(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
 
-    def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
+    def total_copies(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
         """Return the copies that the device must hold for these needs and for existing leases."""
         if not self.copies_per_beam:
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
-    def needed(self, paths: Iterable[Path]) -> None:
+    def count_needed(self, paths: Iterable[Path]) -> None:
         """Count the visible tokens of these paths by how their KV came to the device."""
         for segment, visible, _ in chain.from_iterable(within_reach(path, 0) for path in paths):
             self.counts.needed_tokens += visible

@@ -77,7 +77,7 @@ def prefill_in_batches(
         # What is computed again is needed by whoever asked for it.
         fresh = [] if offset else [request for request in members if not request.again]
         num_tokens = sum(len(request.token_ids) for request in fresh)
-        residency.needed(request.path for request in fresh)
+        residency.count_needed(request.path for request in fresh)
         residency.counts.needed_tokens += num_tokens
         residency.counts.prefilled_tokens += num_tokens
     if residency.outgrown:

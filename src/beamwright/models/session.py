@@ -216,7 +216,7 @@ class DecodeSession:
         if self._in_blocks:
             rows = [row for row in self._rows if row is not None]
             wanted = {row.segment: row.flushed + row.held + num_tokens for row in rows}
-            if not self._store.is_free({}, wanted):
+            if not self._store.has_free_blocks({}, wanted):
                 return False
             self._store.reserve(wanted)
         return True
