@@ -20,6 +20,7 @@ from beamwright.saved.checkpoint import (
 from beamwright.tree import StopReason, tree_hash
 from fakes import add_step, grow, new_tree
 from played import new_run
+from tables import beside
 
 
 def small_tree():
@@ -149,25 +150,6 @@ def test_files_that_are_not_there(tmp_path):
         write(tmp_path / "no" / "where", checkpoint(new_tree()))
 
 
-# A body's or a node's field with what no search can have saved there, under a right checksum.
-FORGED = [
-    ("settings", ["x"]),
-    ("elapsed_s", "nan"),
-    ("rounds", -1),
-    ("root_usage", {"overrun": {}}),
-    ("nodes", []),
-    ("score", 10**400),
-    ("logprobs", [10**400]),
-    ("token_ids", [1.5]),
-    ("state", "gone"),
-    ("stop", "None"),
-    ("shared_text", -1),
-    ("lineage", [-1]),
-    ("finished_s", "soon"),
-    ("turn", [3, 1]),
-]
-
-
 def rewrite(file, body):
     content = json.dumps(body, separators=(",", ":"))
     about = {"format": "beamwright checkpoint", "version": VERSION, "search": body}
@@ -183,7 +165,9 @@ def test_what_older_files_have_of_nodes_is_passed_over(file):
     assert tree_hash(read_checkpoint(file).tree) == tree_hash(small_tree())
 
 
-@pytest.mark.parametrize(("name", "value"), FORGED, ids=lambda each: str(each)[:9])
+@pytest.mark.parametrize(
+    ("name", "value"), beside(__file__)["forged"], ids=lambda each: str(each)[:9]
+)
 def test_a_field_that_cannot_be_is_named(file, name, value):
     body = json.loads(file.read_text())["search"]
     owner = body if name in body else body["nodes"][0]

@@ -7,13 +7,10 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.saved.receipt import FORMAT, asked_as, problem_of, read_receipt
 from beamwright.tree import Conversation, RawPrompt
+from tables import beside
 
-WHOLE = {
-    **{"format": FORMAT, "tree_hash": "0" * 64, "rounds": ["01234567"], "problem_id": 0},
-    **{"problem": "1+1?", "prompt": "ab", "settings": {"n": 4}, "exact": True},
-    **{"recomputed": False, "unrepeatable": None, "generator": None, "verifier": None},
-    **{"machine": {"device": "cpu", "attention": None}, "versions": {"torch": "2.13.0"}},
-}
+CASES = beside(__file__)
+WHOLE = {**CASES["whole"], "format": FORMAT, "tree_hash": "0" * 64}
 
 
 @pytest.mark.parametrize(
@@ -31,13 +28,7 @@ def test_a_problem_comes_back(problem):
     assert problem_of(json.loads(json.dumps(asked_as(problem))), "f") == problem
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        *(None, 3, [], {}, {"prompt": [1.5]}, {"prompt_tokens": 0}, {"messages": [1], "tools": []}),
-        *({"messages": [], "tools": [], "template_args": a} for a in (3, None, {"tokenize": 1})),
-    ],
-)
+@pytest.mark.parametrize("asked", CASES["no_problems"])
 def test_a_problem_that_is_none(asked):
     with pytest.raises(InputError, match=r"^f: not a receipt"):
         problem_of(asked, "f")
@@ -50,15 +41,9 @@ def test_a_receipt_is_read():
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "Receipt"),
-        ([], "Receipt"),
+        *((content, "Receipt") for content in (None, [])),
         ({}, "format"),
-        ({**WHOLE, "format": "beamwright receipt 2"}, "format"),
-        ({**WHOLE, "tree_hash": "ab"}, "tree_hash"),
-        ({**WHOLE, "rounds": [1]}, "rounds"),
-        ({**WHOLE, "settings": []}, "settings"),
-        ({**WHOLE, "exact": 1}, "exact"),
-        ({**WHOLE, "more": 1}, "more"),
+        *(({**WHOLE, name: odd}, name) for name, odd in CASES["odd"].items()),
     ],
 )
 def test_what_is_none_is_one_line(content, named):

@@ -30,10 +30,6 @@ BY_ITEM = SHOWS.replace(
     "{{ ARGUMENTS }}", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
 )
 USER = {"role": "user", "content": "go"}
-ROUNDS = (
-    "Round 1: 4 candidates, 2 kept, 30 tokens so far.\n"
-    "Round 2: 4 candidates, 2 kept, 1 finished, best score 0.997, 60 tokens so far.\n"
-)
 
 
 def called(arguments):
@@ -55,24 +51,7 @@ def shown(generator_folder):
     return make
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        *(({"role": "assistant", "content": "x", name: "T"}, "assistant:x[T];")
-          for name in ("reasoning", "reasoning_content")),
-        ({"role": "assistant", "content": "x", "reasoning": ROUNDS + "T"}, "assistant:x[T];"),
-        ({"role": "assistant", "content": "x", "reasoning": ROUNDS.strip()}, "assistant:x;"),
-        ({"role": "assistant", "content": "x", "reasoning": ROUNDS, "reasoning_content": ROUNDS},
-         "assistant:x;"),
-        ({"role": "assistant", "content": None, "reasoning_content": "T"}, "assistant:[T];"),
-        ({"role": "assistant", "content": "x", "reasoning": None, "name": None}, "assistant:x;"),
-        ({"role": "tool", "tool_call_id": "c", "name": "f", "content": "3"}, "tool:3<f>;"),
-        ({"role": "user", "name": "Ann", "content": "x"}, "user:x<Ann>;"),
-        ({"role": "developer", "content": "Be brief."}, "system:Be brief.;"),
-        ({"role": "user", "content": [{"type": "text", "text": text} for text in ("one", "two")]},
-         "user:one\ntwo;"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("message", "text"), CASES["messages"])
 def test_what_a_template_reads_reaches_it(shown, message, text):
     assert shown(message) == text
 
@@ -136,23 +115,10 @@ def test_what_is_told_as_a_call_can_be_sent_back_and_the_rest_is_text(
 
 # --- items of /v1/responses ------------------------------------------------------------------
 
-SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
-SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "S"}]}
 
 
-@pytest.mark.parametrize(
-    ("items", "thoughts"),
-    [
-        ([{**SAID, "id": "msg_1", "status": "completed"}], [None]),
-        ([THOUGHT, SAID], ["T"]),
-        ([SUMMARY, SAID, USER, THOUGHT, SAID], ["S", None, "T"]),
-        ([THOUGHT, USER], [None]),
-        ([THOUGHT], []),
-        *(([{"type": "reasoning", "content": odd, "summary": odd}, SAID], [None])
-          for odd in (None, "x", 5, [5], [{}], [{"text": 5}], {"text": "x"})),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("items", "thoughts"), CASES["thoughts"])
 def test_a_thought_belongs_to_the_message_behind_it(items, thoughts):
     fields = parsed(ResponseFields, {"model": "m", "input": [USER, *items]})
     messages = conversation(fields.input, "input").messages[1:]

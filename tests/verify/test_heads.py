@@ -12,9 +12,6 @@ from beamwright.sections import ModelSettings
 from beamwright.verify.prm import make_head
 from beamwright.verify.spec import VerifierSpec
 
-HIDDEN = 32
-NAN = torch.full((1, HIDDEN), float("nan"))
-
 
 @pytest.fixture(scope="module")
 def model(verifier_folder, tmp_path_factory):
@@ -30,24 +27,27 @@ def spec(**head):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "complaint"),
+    ("sizes", "complaint"),
     [
         ({}, "no tensor named layers.0.weight"),
-        (
-            {"layers.0.weight": torch.zeros(1, HIDDEN + 1)},
-            "layers.0.weight is .1, 33., .outputs, 32",
-        ),
-        ({"layers.0.weight": torch.zeros(HIDDEN)}, "layers.0.weight is .32."),
-        ({"layers.0.weight": torch.zeros(0, HIDDEN)}, "layers.0.weight is .0, 32."),
-        ({"layers.0.weight": torch.zeros(2, HIDDEN)}, "gives 2 values"),
-        (
-            {"layers.0.weight": torch.zeros(1, HIDDEN), "layers.0.bias": torch.zeros(2)},
-            "layers.0.bias is .2., .1. is expected",
-        ),
-        ({"layers.0.weight": NAN}, "layers.0.weight holds NaN"),
+        ({"weight": (1, 33)}, "layers.0.weight is .1, 33., .outputs, 32"),
+        ({"weight": (32,)}, "layers.0.weight is .32."),
+        ({"weight": (0, 32)}, "layers.0.weight is .0, 32."),
+        ({"weight": (2, 32)}, "gives 2 values"),
+        ({"weight": (1, 32), "bias": (2,)}, "layers.0.bias is .2., .1. is expected"),
     ],
 )
-def test_a_head_of_another_shape(model, tensors, complaint):
+def test_a_head_of_another_shape(model, sizes, complaint):
+    tensors = {f"layers.0.{name}": torch.zeros(size) for name, size in sizes.items()}
+    assert_refused(model, tensors, complaint)
+
+
+def test_a_head_of_no_numbers(model):
+    weight = torch.full((1, 32), float("nan"))
+    assert_refused(model, {"layers.0.weight": weight}, "layers.0.weight holds NaN")
+
+
+def assert_refused(model, tensors, complaint):
     save_file(tensors, model.folder / "head.safetensors")
     with pytest.raises(BeamwrightError, match=complaint) as caught:
         make_head(spec(), model)

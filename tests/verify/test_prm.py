@@ -16,28 +16,12 @@ from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
 from fakes import grow, new_tree
 from played import random_rounds
+from tables import beside
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
-FEATURES = ["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
-PLAIN = {"prefix": "<bos>{problem}\n\n"}
 
 # The families' own formats are compared with their recipes in test_families.
-SPECS = {
-    "linear-at-step-end": {
-        "template": PLAIN,
-        "read": "step_end",
-        "head": {"kind": "linear", "file": "linear.safetensors"},
-        "activation": "sigmoid",
-    },
-    "token-mlp-everywhere": {
-        "template": PLAIN,
-        "read": "every_token",
-        "head": {"kind": "token_mlp", "file": "mlp.safetensors", "features": FEATURES},
-        "activation": "sigmoid",
-        "combine": "prod",
-    },
-    "likelihood": LIKELIHOOD_SPEC.model_dump(),
-}
+SPECS = {**beside(__file__), "likelihood": LIKELIHOOD_SPEC.model_dump()}
 
 
 def spec_of(name):

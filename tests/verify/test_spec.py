@@ -8,19 +8,11 @@ from tables import beside
 
 CASES = beside(__file__)
 
-GOOD = {
-    "name": "prm",
-    "template": {"prefix": "{problem}\n", "step_suffix": " #\n", "marker": "#"},
-    "read": "marker",
-    "head": {"kind": "logit_pair", "good": "+", "bad": "-"},
-    "activation": "softmax",
-}
-
 
 @pytest.mark.parametrize(("change", "complaint"), CASES["specs"])
 def test_an_impossible_spec_says_why(change, complaint):
     with pytest.raises(ValidationError, match=complaint):
-        VerifierSpec.model_validate({**GOOD, **change})
+        VerifierSpec.model_validate({**CASES["good"], **change})
 
 
 @pytest.mark.parametrize(("text", "complaint"), CASES["files"])
