@@ -29,15 +29,6 @@ def test_only_complete_steps_that_can_go_on_are_foreseen():
         assert {each.node for each in by(beams, 2)} == set(beams[1:3])
 
 
-def test_own_scores_count_where_they_are_known():
-    beams = second_round([0.5, 0.5], children=4)
-    for beam, score in zip(beams, [0.9, 0.1, 0.6, None, 0.2, 0.3, 0.4, 0.8], strict=True):
-        beam.score = score
-    found = by_scores(beams, width=4)
-    assert [beams.index(each.node) for each in found] == [0, 7, 3, 2]
-    assert all(each.children == 4 for each in found)
-
-
 def strategy(name, **options):
     return make_strategy(SearchSettings(search=name, n=4, width=2, max_rounds=3, **options))
 

@@ -14,7 +14,9 @@ from beamwright.serve.body import ApiError
 from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Solution
 from beamwright.tree import NodeState, SearchTree, StopReason
+from tables import beside
 
+CASES = beside(__file__)
 COMMITS = [name for name, row in STRATEGIES.items() if row.commits]
 assert not {"lookahead", "deepconf", "revise"} & set(COMMITS), "they come back"
 
@@ -23,30 +25,17 @@ def grown(*specs):
     """A tree of (lineage, step text, state)."""
     tree = SearchTree(0, (1, 2), "?")
     nodes = {(): tree.root}
-    for lineage, text, state in specs:
+    for places, text, state in specs:
+        lineage = tuple(places)
         parent = nodes[lineage[:-1]]
         if len(parent.children) <= lineage[-1]:
             tree.expand(parent, lineage[-1] + 1 - len(parent.children))
         node = nodes[lineage] = parent.children[lineage[-1]]
-        node.text, node.state = parent.text + text, state
+        node.text, node.state = parent.text + text, NodeState(state)
     return tree
 
 
-KEPT, OPEN, CANDIDATE = NodeState.KEPT, NodeState.OPEN, NodeState.CANDIDATE
-FINISHED, PRUNED = NodeState.FINISHED, NodeState.PRUNED
-
-
-@pytest.mark.parametrize(
-    ("specs", "said"),
-    [
-        ([((0,), "One. ", KEPT), ((1,), "Two. ", PRUNED), ((0, 0), "So it is 4.", FINISHED),
-          ((0, 1), "So it was 5.", CANDIDATE), ((0, 2), "No.", PRUNED)], "One. So it "),
-        # A leaf that is being written may say anything behind its parent.
-        ([((0,), "One. ", KEPT), ((0, 0), "", OPEN), ((0, 1), "So", FINISHED)], "One. "),
-        ([((0,), "", OPEN)], ""),
-        ([], ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("specs", "said"), CASES["begins"])
 def test_what_all_that_can_win_begin_with(specs, said):
     assert final_text(grown(*specs)).said == said
 
@@ -58,40 +47,21 @@ def extended(tree, above, *steps):
     """Steps below a node: (text, is a thought)."""
     for text, thought in steps:
         (node,) = tree.expand(above, 1)
-        node.text, node.thought, node.state = above.text + text, thought, KEPT
+        node.text, node.thought, node.state = above.text + text, thought, NodeState.KEPT
         node.stop = StopReason.THOUGHT_END if thought and text.endswith(".") else None
         above = node
     return above
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "final"),
-    [
-        ([("Hm. So.", True), ("\n\nIt is 4.", False)], [("Hm. No.", True)], Told("Hm.", "")),
-        ([("Hm.", True), ("\n\nIt is 4.", False)], [("Hm.", True), ("\n\nIt was", False)],
-         Told("Hm.", "It ")),
-        ([("Hm", True)], [("Hm.", True), ("It", False)], Told("Hm", "")),
-        ([("It is.", False), ("Hm.", True)], [("It is.", False), ("Oh.", True)], Told("", "")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("first", "second", "final"), CASES["thoughts"])
 def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, final):
     tree = grown()
     for steps in (first, second):
         extended(tree, tree.root, *steps)
-    assert final_text(tree) == final
+    assert final_text(tree) == Told(*final)
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "held"),
-    [
-        ("Half of a \ufffd", (), "Half of a "),
-        ("one\n", ("\n\n",), "one"),
-        ("one\n\ntwo", ("\n\nthree",), "one\n\ntwo"),
-        ("one\n\nt", ("\n\nthree", "tx"), "one"),
-        ("aab", ("ab", "aab"), ""),
-        ("", ("x",), ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "stops", "held"), CASES["held"])
 def test_what_may_yet_change_is_held_back(text, stops, held):
     assert held_back(text, stops) == held
 

@@ -173,19 +173,6 @@ def test_messages_of_a_response_are_those_of_a_chat():
         assert job.problem.messages == (system, *messages)
 
 
-@pytest.mark.parametrize(
-    ("fields", "streams"),
-    [
-        ({"tools": [TOOL]}, False),  # a call is one when it is whole
-        ({"tools": [TOOL], "tool_choice": "none"}, True),
-        ({"logprobs": True}, False),
-        ({}, True),
-    ],
-)
-def test_calls_and_log_probabilities_come_with_the_end(fields, streams):
-    assert chat(**fields).streams == streams
-
-
 @pytest.mark.parametrize(("fields", "options"), CASES["options"], ids=str)
 def test_options_of_the_search(fields, options):
     found = chat(**fields).options

@@ -12,7 +12,7 @@ from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
 from beamwright.verify.family import families, load_spec
-from beamwright.verify.find import find_verifier_shape, resolve_verifier
+from beamwright.verify.find import find_verifier_shape, resolve_verifier, show_verifier
 from fakes import grow, new_tree
 from prm_goldens import GENERATIVE, GOLDENS, PROBLEM, family_of, verifier_of
 
@@ -196,3 +196,27 @@ def test_a_chat_format_needs_a_chat_template(copied):
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
     with pytest.raises(InputError, match="format rlhflow: chat template: no such role"):
         verifier_of(str(folder)).score(grow(tree := new_tree(), tree.root, ["a"]))
+
+
+# --- what `doctor --verifier PATH --show` says -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "read"),
+    [
+        ("qwen2.5-math-prm", ["<extra_0>"] * 3),
+        ("skywork-o1", ["\n"] * 3),
+        ("rlhflow", ["\n\n"] * 3),  # where + is predicted
+        ("outcome", [None, None, "<|eot_id|>"]),
+    ],
+)
+def test_where_each_format_is_read(options, family, read):
+    steps = show_verifier(ModelSettings(verifier=options[family]))["steps"]
+    assert [step["read"][0].strip(" ") if step["read"] else None for step in steps] == read
+
+
+@pytest.mark.parametrize("name", ["logprob", "none", "deepconf:64", "judge:{folder}"])
+def test_what_has_no_tokens_to_read_is_an_error(name, generator_folder):
+    name = name.format(folder=generator_folder)
+    with pytest.raises(InputError, match="is no reward model"):
+        show_verifier(ModelSettings(verifier=name))
