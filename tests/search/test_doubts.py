@@ -14,7 +14,7 @@ from beamwright.search.doubts import (
     doubts_about_trust,
     doubts_about_votes,
 )
-from beamwright.tree import SearchTree, StopReason
+from played import first_round
 from tables import beside
 
 CASES = beside(__file__)
@@ -22,12 +22,9 @@ CASES = beside(__file__)
 
 def scored(scores):
     """A tree of one round, with these step scores."""
-    tree = SearchTree(0, (1, 2), "6*7?")
-    for number, (node, score) in enumerate(
-        zip(tree.expand(tree.root, len(scores)), scores, strict=True)
-    ):
-        tree.commit(node, (5,), (-0.1,), StopReason.EOS, f"step {number}")
-        node.step_score = score
+    tree, nodes = first_round(scores)
+    for node in nodes:
+        node.step_score = node.score
     return tree
 
 

@@ -9,23 +9,12 @@ from beamwright.protocols import Complete, Extend
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
-from fakes import new_tree
+from fakes import add_step, new_tree
 from played import actions_of, first_round, obey, play
 
 
 def mcts(**settings):
     return make_strategy(SearchSettings(search="mcts", **settings))
-
-
-def write(tree, nodes, scores, logprobs=None, ended=()):
-    """Write a step into each of these open nodes; without logprobs all are alike."""
-    for i, (node, score) in enumerate(zip(nodes, scores, strict=True)):
-        stop = StopReason.EOS if i in ended else StopReason.DELIMITER
-        logprob = logprobs[i] if logprobs else -0.5
-        text = f"{node.parent.text}{node.lineage[-1]}."
-        tree.commit(node, (7, 8), (logprob, logprob), stop, text)
-        node.score = score
-    return nodes
 
 
 def extended(actions):
@@ -123,9 +112,10 @@ def test_the_same_leaves_as_the_oracle_picks():
                 rounds += 1
             obey(tree, actions)
             for node in tree.open_nodes():
-                ends = [0] if rng.random() < 0.15 else ()
-                score = rng.choice([None, round(rng.random(), 3), round(rng.random(), 3)])
-                write(tree, [node], [score], [round(-rng.random(), 3)], ends)
+                stop = StopReason.EOS if rng.random() < 0.15 else StopReason.DELIMITER
+                add_step(tree, node, f"{node.lineage[-1]}.", (7, 8), stop)
+                node.score = rng.choice([None, round(rng.random(), 3), round(rng.random(), 3)])
+                node.logprobs = (round(-rng.random(), 3),) * 2
             tree.rounds += 1
         assert rounds
 

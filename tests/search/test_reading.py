@@ -9,7 +9,7 @@ from beamwright.errors import InputError, PolicyError
 from beamwright.search.answers import ANSWERS, Code, Mathematics, make_answers
 from beamwright.search.choose import choose
 from beamwright.tree import StopReason
-from fakes import add_step, new_tree
+from fakes import grow, new_tree
 
 EGGS = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
 SMALL = {"n": 8, "width": 2, "choose": "majority", "verifier": "none"}
@@ -41,10 +41,7 @@ class Sql(Section):
 
 def ended(*texts):
     tree = new_tree()
-    nodes = tree.expand(tree.root, len(texts))
-    for node, text in zip(nodes, texts, strict=True):
-        add_step(tree, node, text, stop=StopReason.EOS)
-    return nodes
+    return grow(tree, tree.root, texts, StopReason.EOS)
 
 
 def test_queries_vote_by_what_they_give():

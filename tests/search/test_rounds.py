@@ -4,10 +4,7 @@ import random
 
 import pytest
 
-from beamwright.search.rounds import (
-    largest_remainder,
-    systematic,
-)
+from beamwright.search.rounds import largest_remainder, systematic
 
 
 def test_shares_are_within_one_of_the_exact_ones():
@@ -15,10 +12,8 @@ def test_shares_are_within_one_of_the_exact_ones():
         rng = random.Random(seed)
         weights = [rng.random() for _ in range(rng.randint(1, 12))]
         total = rng.randint(1, 40)
-        for shares in (
-            largest_remainder(weights, total),
-            systematic(weights, total, rng.random()),
-        ):
+        drawn = systematic(weights, total, rng.random())
+        for shares in (largest_remainder(weights, total), drawn):
             assert sum(shares) == total
             for share, weight in zip(shares, weights, strict=True):
                 assert abs(share - total * weight / sum(weights)) < 1 + 1e-9

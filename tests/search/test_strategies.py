@@ -65,22 +65,6 @@ def test_the_table_says_whose_tree_depends_on_the_width(name):
     assert (shape(2) != shape(4)) is STRATEGIES[name].reads_width
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"search": "baem"}, "--search 'baem': did you mean beam? choose one of "),
-        ({"search": "mcts", "exploration": -1}, "search.exploration (--exploration): "),
-        ({"search": "dynamic", "branching": "cubic"}, "search.branching (--branching): "),
-        ({"search": "dynamic", "score_temperature": "hot"}, "got 'hot'"),
-    ],
-)
-def test_mistakes_are_one_line(options, complaint):
-    with pytest.raises(InputError) as caught:
-        with_defaults(Settings.build(**options))
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_an_option_that_was_never_declared_is_unknown_however_it_came():
     with pytest.raises(InputError, match=r"unknown option 'search.serach': did you mean search\?"):
         make_strategy(SearchSettings(serach="beam"))

@@ -73,26 +73,12 @@ LETTERS = "EQ[ Wsot.`\n0Oe"  # of which the tiny model says much
 
 def drawn(rng):
     """Options of one search: what it is, and what may end it."""
-    width, method = rng.choice([1, 2, 4]), rng.choice(COMMITS)
-    options = {
-        "search": method,
-        "width": width,
-        "n": width * rng.choice([1, 2, 3, 4]),
-        "max_rounds": rng.choice([1, 2, 4, 8, 20]),
-        "max_tokens": rng.choice([1, 5, 20, 40, 80]),
-        "max_step_tokens": rng.choice([1, 2, 5, 12, 30]),
-        "temperature": rng.choice([0.01, 0.05, 0.1, 0.2, 0.5, 1.0]),
-        "seed": rng.randrange(10**6),
-        "choose": rng.choice([None, "best", "majority", "weighted"]),
-    }
-    some = {
-        "step_tokens": (0.2, [1, 3, 7]),
-        "filter_duplicates": (0.3, [True]),
-        "token_budget": (0.3, [1, 10, 50, 200]),
-        "deadline": (0.3, [0.001, 0.01, 0.05]),
-        "stop_votes": (0.4 * (options["choose"] in ("majority", "weighted")), [True]),
-        "delimiter": (0.2, [" ", "Q", "s"]),
-    }
+    width, always = rng.choice([1, 2, 4]), CASES["always"]
+    options = {name: rng.choice(values) for name, values in always.items()}
+    options |= {"search": rng.choice(COMMITS), "width": width, "seed": rng.randrange(10**6)}
+    options["n"] = width * rng.choice([1, 2, 3, 4])
+    votes = options["choose"] in ("majority", "weighted")
+    some = {**CASES["some"], "stop_votes": (0.4 * votes, [True])}
     options |= {k: rng.choice(of) for k, (share, of) in some.items() if rng.random() < share}
     if rng.random() < 0.5:
         stops = ("".join(rng.choices(LETTERS, k=rng.choice([1, 2, 3]))) for _ in range(3))

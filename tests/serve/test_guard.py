@@ -12,12 +12,11 @@ import pytest
 from beamwright.serve import server as connections
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.server import Guard
-from served import ASKED, held, until
+from served import BODY, held, until
 from tables import beside
 
 CASES = beside(__file__)
 
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
 CHAT = "/v1/chat/completions"
 
 

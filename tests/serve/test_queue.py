@@ -15,9 +15,7 @@ from beamwright.serve.job import Told
 from beamwright.solver.handle import Handle
 from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
-from served import ASKED, held, text_of, until
-
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
+from served import ASKED, BODY, held, text_of, until
 
 
 class Raises:

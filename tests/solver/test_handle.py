@@ -128,16 +128,13 @@ def test_an_event_loop_awaits_handles(solver):
 
 
 def test_who_waits_begins_by_priority(solver, gate):
-    begun = []
+    begun, wide = [], {"n": 64, "width": 64}
+
+    def hear(report):
+        begun.append(report.tree.root.problem_id)
+
     handles = [
-        solver.submit(
-            PROBLEM,
-            problem_id=k,
-            n=64,
-            width=64,
-            priority=priority,
-            on_round=lambda report: begun.append(report.tree.root.problem_id),
-        )
+        solver.submit(PROBLEM, problem_id=k, priority=priority, on_round=hear, **wide)
         for k, priority in enumerate([0, 5, -1, 5])
     ]
     gate.set()

@@ -170,8 +170,9 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
     ids=str,
 )
 def test_bad_options_are_input_errors(generator_folder, options, complaint):
-    with pytest.raises(InputError, match=complaint):
+    with pytest.raises(InputError, match=complaint) as found:
         Solver(**{"model": str(generator_folder), "verifier": "logprob", **options})
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize(

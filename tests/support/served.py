@@ -19,6 +19,8 @@ from beamwright.serve.server import Guard, Server, bind
 ASKED = "Ann has 12 apples. She eats 3 and buys as many again. How many apples has she?"
 """Not from the problem set: answers may be wrong."""
 
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
+
 PATIENCE = 240.0
 """Seconds until what does not come is taken for broken: a busy machine takes its time."""
 

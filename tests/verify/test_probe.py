@@ -38,8 +38,12 @@ def head(tmp_path_factory):
     return file
 
 
+def made(head, **options):
+    return Solver(**{**SEARCH, "model": "bundled", "verifier": f"probe:{head}", **options})
+
+
 def solved(head, **options):
-    with Solver(**{**SEARCH, "model": "bundled", "verifier": f"probe:{head}", **options}) as solver:
+    with made(head, **options) as solver:
         return solver.solve(PROBLEM)
 
 
@@ -69,8 +73,7 @@ def test_trees_and_scores_do_not_depend_on_the_schedule(head, plain, options):
 
 
 def test_scores_have_equal_bits_beside_other_problems(head):
-    settings = {**SEARCH, "dtype": "float32", "model": "bundled", "verifier": f"probe:{head}"}
-    with Solver(**settings) as solver:
+    with made(head, dtype="float32") as solver:
         alone = solver.solve(PROBLEM, problem_id="p")
         others = [(number, PROBLEM.replace("41", str(number))) for number in (12, 13)]
         beside = solver.solve_many([*others, ("p", PROBLEM)])[-1]
@@ -79,16 +82,14 @@ def test_scores_have_equal_bits_beside_other_problems(head):
 
 
 def test_a_resumed_search_grows_the_same_tree(head, plain, tmp_path):
-    file = tmp_path / "search.json"
-    saved = []
+    file, saved = tmp_path / "search.json", []
 
     def copy(report):
         saved.append(shutil.copy(file, tmp_path / f"round-{report.round}.json"))
 
-    options = {**SEARCH, "model": "bundled", "verifier": f"probe:{head}"}
-    with Solver(**options) as solver:
+    with made(head) as solver:
         solver.solve(PROBLEM, checkpoint=file, on_round=copy)
-    with Solver(**options) as solver:
+    with made(head) as solver:
         resumed = solver.resume(saved[1])
     assert resumed.tree_hash == plain.tree_hash
     scores = [candidate.score for candidate in plain.candidates]

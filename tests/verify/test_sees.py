@@ -7,32 +7,29 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
-from beamwright.tree import StopReason
 from beamwright.verify.encode import PathEncoder
 from beamwright.verify.family import family
 from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import VerifierSpec
 from fakes import grow, new_tree
 
-STEPS = [
-    ("Is it 4?\n\n", True),
-    ("No.", True),
-    ("\n\n", False),
-    ("It is 3.\n\n", False),
-    ("3.", False),
-]
+
+def path_of(tree, *steps):
+    """Kept steps one below another: (text, is a thought)."""
+    nodes = [tree.root]
+    for text, thought in steps:
+        (node,) = grow(tree, nodes[-1], [text])
+        node.thought = thought
+        tree.keep(node)
+        nodes.append(node)
+    return nodes[1:]
 
 
 @pytest.fixture
 def path():
     """Steps of a thought, a blank one, and two of the answer."""
-    tree, nodes = new_tree(), []
-    for text, thought in STEPS:
-        (node,) = tree.expand(nodes[-1] if nodes else tree.root, 1)
-        tree.commit(node, (7,), (-0.1,), StopReason.DELIMITER, node.text + text, thought=thought)
-        tree.keep(node)
-        nodes.append(node)
-    return nodes
+    thoughts = [("Is it 4?\n\n", True), ("No.", True)]
+    return path_of(new_tree(), *thoughts, ("\n\n", False), ("It is 3.\n\n", False), ("3.", False))
 
 
 @pytest.mark.parametrize(
@@ -106,16 +103,11 @@ def test_steps_that_were_not_scored_are_read_with_the_next(path, read):
     assert len(half.sizes) == 2, "the blank step has nothing to read"
 
 
-def test_in_a_dialogue_a_plus_of_a_step_is_no_mark(path):
+def test_in_a_dialogue_a_plus_of_a_step_is_no_mark():
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     codec = TextCodec.load(BUNDLED / "verifier", template)
     encoder = PathEncoder(family("rlhflow").spec, codec)
-    tree, nodes = new_tree(), []
-    for text in ("2+3=5", "5+1=6", "6+0=6"):
-        (node,) = tree.expand(nodes[-1] if nodes else tree.root, 1)
-        tree.commit(node, (7,), (-0.1,), StopReason.DELIMITER, node.text + text)
-        tree.keep(node)
-        nodes.append(node)
+    nodes = path_of(new_tree(), ("2+3=5", False), ("5+1=6", False), ("6+0=6", False))
     one_by_one = encoder.encode("Tim has 2.", nodes)
     (whole,) = encoder.encode("Tim has 2.", nodes[-1:], lambda node: node.root)
     assert whole.read_at == [at for each in one_by_one for at in each.read_at]
@@ -123,15 +115,6 @@ def test_in_a_dialogue_a_plus_of_a_step_is_no_mark(path):
 
 
 # --- a verifier that is a Python function ----------------------------------------------------
-
-
-def two_steps(*texts):
-    tree = new_tree(problem_id=7, text="1+1?")
-    node = tree.root
-    for text in texts:
-        (node,) = grow(tree, node, [text])
-        tree.keep(node)
-    return node
 
 
 def raises(problem, steps):
@@ -149,6 +132,7 @@ def raises(problem, steps):
     ],
 )
 def test_what_a_function_may_do_wrong_is_one_line(function, complaint):
+    tree = new_tree(problem_id=7, text="1+1?")
     with pytest.raises(InputError, match=complaint) as caught:
-        CallableVerifier(function).score([two_steps("a", "b")])
+        CallableVerifier(function).score(path_of(tree, ("a", False), ("b", False))[1:])
     assert "\n" not in str(caught.value)
