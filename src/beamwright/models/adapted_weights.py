@@ -1,7 +1,8 @@
-"""A checkpoint's weights into a model of `transformers`, tensor by tensor.
+"""Loading a checkpoint's weights into a model of `transformers`, tensor by tensor.
 
-Names and merges are `transformers`' own (its conversion mapping). Each weight is brought into the
-form that stays before the next is read, so that memory peaks at the result and one layer's experts.
+`transformers`' conversion mapping says how tensors are renamed and merged. Each weight is converted
+to its final format before the next is read. So the peak of memory is the result plus the experts of
+one layer.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ from beamwright.models.survey import Survey
 from beamwright.models.weights import Placing, check_finite, give_back
 from beamwright.plan.costs import Storage
 
-_INSIDE = re.compile(r"^(model\.)?language_model\.(model\.)?")  # the text part of another model
-_OF_EXPERTS = {
+# Prefix of the names of a text model that is part of a multimodal one.
+_INSIDE = re.compile(r"^(model\.)?language_model\.(model\.)?")
+_OF_EXPERTS = {  # the projections in a file that make up one parameter of an experts module
     "gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",),
 }  # fmt: skip
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
-    """Give a surveyed model its weights. where: the checkpoint, for messages.
+    """Load the weights of a surveyed model.
+
+    where: the checkpoint's path, for messages.
 
     Raises:
         InputError: for missing, unexpected, unreadable or wrongly shaped weights, naming one.
@@ -60,10 +64,10 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
 
 
 def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Placing) -> None:
-    """Compare names and sizes of a checkpoint with those of the model; reads no values.
+    """Compare the names and sizes of a checkpoint's tensors with the model's, without their values.
 
     Raises:
-        InputError: as `check_fit`.
+        InputError: if they differ, as in `check_fit`, or if tensors cannot be merged.
     """
     sizes: Any = SimpleNamespace(
         sizes=stored.sizes, tensor=lambda name: torch.empty(stored.sizes[name], device="meta")
@@ -73,7 +77,7 @@ def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Pla
     for target, read in loader.reads().items():
         try:
             given |= {name: tuple(_first(value).shape) for name, value in read().items()}
-        except Exception as error:  # merges are code of `transformers`
+        except Exception as error:  # `transformers` merges, and may raise anything
             raise InputError(
                 f"model {where}: the weights that make {target} do not fit each other: the config "
                 f"is another model's, or the file damaged ({line_of(error)})"
@@ -88,12 +92,14 @@ def _first(value: Any) -> Any:
 
 
 def _make_buffers(model: Any, device: str) -> None:
-    """What no checkpoint holds, such as rotary frequencies, as `transformers` computes it."""
+    """Let `transformers` compute buffers that no checkpoint holds, such as rotary frequencies."""
     kept = [(name, buffer) for name, buffer in model.named_non_persistent_buffers()]
     for name, buffer in kept:
         path, _, leaf = name.rpartition(".")
         model.get_submodule(path)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
-    for module in model.modules():  # some are made by a module that theirs is inside of
+    # Some buffers are computed by a module around the one that has them. So a module is initialised
+    # if it or any module inside it has such buffers.
+    for module in model.modules():
         inside = module.modules()
         module._is_hf_initialized = not any(each._non_persistent_buffers_set for each in inside)
     model.initialize_weights()
@@ -104,7 +110,10 @@ def _make_buffers(model: Any, device: str) -> None:
 
 
 class _Loader:
-    """Puts weights where a model's modules look for them."""
+    """Loads tensors of a checkpoint, and places them in the modules of a model.
+
+    left: tensors without a place in the model, from their renamed name to their name in the file.
+    """
 
     def __init__(self, found: Survey, placing: Placing, where: str, stored: StoredWeights) -> None:
         self._found, self._placing, self._where, self._stored = found, placing, where, stored
@@ -124,10 +133,11 @@ class _Loader:
         self.left: dict[str, str] = {}
 
     def reads(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        """What brings each of the model's tensors, merged ones together; by the first one's name.
+        """Return functions that read the model's tensors, by the tensor's name in the model.
 
-        A call of it returns tensors, or a projection in its file's form, by the model's names. What
-        has no place in the model is `left`: the file's names by those that they would have.
+        Each function returns tensors by their names in the model. Such a tensor may be a projection
+        in the file's format. If a merge results in several tensors, one function returns them all
+        under the name of the first. Tensors without a place in the model are added to `left`.
         """
         from transformers.conversion_mapping import (  # noqa: PLC0415 (slow import)
             get_model_conversion_mapping,
@@ -174,19 +184,23 @@ class _Loader:
         return {target: stored.tensor(name) if kept is None else kept}
 
     def leaves_out(self, name: str) -> bool:
-        """Whether the model does without this weight, which has no place in it."""
+        """Whether the weight `name`, which has no place in the model, may be ignored."""
         found, config = self._found, self._found.body.config
         patterns = found.model._keys_to_ignore_on_load_unexpected or ()
         if any(re.search(each, name) for each in patterns) or name == self._head:
             return True
         at = _LAYER.search(name) if name.startswith(f"{found.layers_at}.") else None
-        if at is None:  # of the other parts of a model that sees or hears, or of a head
+        if at is None:  # from another part of a multimodal model, or from a verifier's head
             return found.is_part or self._placing.has_others
         further = getattr(config, "num_nextn_predict_layers", None) or 0
         return 0 <= int(at[1]) - len(found.layers) < further
 
     def needed(self, given: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Sizes of what has to be there. given: names of what is, which stand for what is tied."""
+        """Return the sizes of the tensors that must be given, by name.
+
+        given: names of the tensors that are there. A tensor that is tied to one of them may be
+            missing.
+        """
         ignored = self._found.model._keys_to_ignore_on_load_missing or ()
         return {
             name: tuple(tensor.shape)
@@ -200,7 +214,7 @@ class _Loader:
         }
 
     def put(self, name: str, value: Any) -> None:
-        """A tensor, or a projection, by its name; and wherever it is tied to."""
+        """Place a tensor or projection under `name`, and under the missing names tied to it."""
         value = _first(value)
         self._place(name, value)
         for other in self._tied[name]:
@@ -242,7 +256,7 @@ class _Loader:
             self._keep_experts(module, path)
 
     def _product(self, linear: Linear, like: Tensor) -> Product:
-        """What stands in the place of a weight that products read."""
+        """Return the stand-in for a weight that is only used in matrix products."""
         placing = self._placing
         return Product(placing.pack(linear), like, placing.device, placing.tile_rows)
 
@@ -250,7 +264,11 @@ class _Loader:
         placing = self._placing
 
         def kept(leaf: str, number: int) -> Linear | None:
-            """A projection of one expert in its file's form, where it is called as usual."""
+            """Return an expert's projection in the file's format.
+
+            None if projections are not kept in that format, or if the file has no tensors with
+            the usual names of experts.
+            """
             if not placing.storage.is_stored:
                 return None
             names = [f"{path}.{number}.{name}" for name in _OF_EXPERTS[leaf]]

@@ -1,9 +1,9 @@
-"""A decoder of `transformers`' own modules, whose attention is a view's. No code per family.
+"""A decoder made of `transformers`' own modules, with Beamwright's attention. No code per family.
 
-Rows are packed as one sequence [1, tokens] with their positions. What a layer attends to is the
-view's business, and so are the states of recurrent layers (`recurrent`): that is all that there is
-to translate; everything else works token by token. Weights that only products read become
-projections of ours (`Product`).
+Rows are packed as one sequence [1, tokens] with their positions. The attention view decides which
+KV each token attends to, and holds the states of recurrent layers (`recurrent`). Everything else in
+a model works token by token and needs no translation. Weights that are only used in matrix products
+become projections of Beamwright (`Product`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from beamwright.models.steps import put_in
 from beamwright.models.survey import Survey, bind
 
 _UP = ("gate_up_proj", "up_proj")
-_GROUPED_CAPABILITY = (8, 0)
+_GROUPED_CAPABILITY = (8, 0)  # least compute capability of a GPU for `F.grouped_mm`
 
 
 class Product:
-    """Stands where a weight was: `F.linear` with it is a product of ours."""
+    """A stand-in for a weight of a module: `F.linear` with it runs a projection of Beamwright.
+
+    linear: the projection. like: the weight, for shape and dtype. tile_rows: see `Decoder`.
+    """
 
     def __init__(self, linear: Linear, like: Tensor, device: str, tile_rows: int | None) -> None:
         self.linear, self._tile_rows = linear, tile_rows
@@ -49,13 +52,14 @@ class Product:
         flat = x.reshape(-1, x.shape[-1])
         found = by_rows(own.linear, flat, own._tile_rows)
         if own.shape[0] == 1 and not x.is_cuda:
-            # A gate's numbers lie apart: in one vector they round otherwise than those at its end.
+            # The outputs of a gate, one per row, must not be contiguous: torch rounds the last few
+            # elements of a contiguous vector differently, so that a row would depend on the batch.
             return F.pad(found, (0, 1))[:, :1].view(*x.shape[:-1], 1)
         return found.view(*x.shape[:-1], -1)
 
 
 class EmbeddingRows:
-    """Stands where an embedding was: `F.embedding` with it reads rows of their file."""
+    """A stand-in for an embedding table: `F.embedding` with it reads rows from the model's file."""
 
     def __init__(self, rows: StoredRows | None, like: Tensor, device: str) -> None:
         self.rows, self.shape, self.dtype = rows, like.shape, like.dtype
@@ -73,9 +77,10 @@ class EmbeddingRows:
 
 
 class _Attention:
-    """Hands what layers attend with to the view that is in use."""
+    """The attention function of all layers: it passes queries, keys and values to a view."""
 
     view: AttentionView
+    """The view of the current pass."""
 
     def __call__(
         self,
@@ -88,10 +93,16 @@ class _Attention:
         s_aux: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Context [1, tokens, heads, width of a value] of [1, heads, tokens, width] each."""
+        """Return the context [1, tokens, heads, value width] of [1, heads, tokens, width] inputs.
+
+        Args:
+            module: the attention module of the layer.
+            scaling: the factor of the scores; None: 1 / sqrt(width of a query).
+            s_aux: attention sinks [heads], see `AttentionView.attend`.
+        """
         width, narrow = query.shape[-1], value.shape[-1]
         head_dim = max(width, narrow)
-        # A view divides by the root of the width that it gets.
+        # The view divides scores by the square root of the width that it receives.
         scale = (width**-0.5 if scaling is None else scaling) * math.sqrt(head_dim)
         if not math.isclose(scale, 1.0, rel_tol=1e-12):
             query = query * scale
@@ -105,22 +116,24 @@ class _Attention:
 
 
 def multiplies_groups(weight: Tensor) -> bool:
-    """Whether one kernel multiplies the rows of all experts here, with weights as they are."""
+    """Whether `F.grouped_mm` multiplies the rows of all experts at once with a plain `weight`."""
     if weight.device.type != "cuda" or weight.dtype != torch.bfloat16:
         return False
     return torch.cuda.get_device_capability(weight.device) >= _GROUPED_CAPABILITY
 
 
 class Experts:
-    """The experts of one layer: what `transformers`' experts compute, by projections of ours.
+    """The experts of one layer, computed by Beamwright's projections.
 
-    Rows are sorted by expert, and each expert that was chosen gets a multiple of 8 of them. A
-    token's experts are added up in the order of its router's choice. So neither the products nor
-    the sum of a row depend on the rows beside it.
-    module: whose numbers they are.
-    convert: what is made of each projection, once; None: nothing, so that one kernel may multiply
-    all. kept: that of an expert in its file's form, by
-    the parameter's name and the expert's number; None where there is none.
+    Rows are sorted by expert. Each chosen expert gets a multiple of 8 rows. The results of a
+    token's experts are added in the order in which its router chose them. So the products and the
+    sum of a row are batch-invariant.
+
+    module: the experts module of `transformers` whose weights and settings are used.
+    convert: converts each projection once, when it is loaded; None: projections stay plain, so
+        that one kernel may multiply the rows of all experts.
+    kept: returns an expert's projection in the format of the file, given the parameter's name and
+        the expert's number; None if the file has no such format.
     """
 
     def __init__(
@@ -141,9 +154,10 @@ class Experts:
         convert: Callable[[Linear], Linear] | None,
         kept: Callable[[str, int], Linear | None],
     ) -> list[Linear] | Tensor:
-        """The projections of that name, one by one, or [experts, in, out] in one piece.
+        """Take the projections of all experts out of the module's parameter `name`.
 
-        The module keeps a shape without values of them.
+        Return one projection per expert, or the weights [experts, in, out] if one kernel multiplies
+        all experts. The module keeps a parameter on the meta device, which has only the shape.
         """
         module, taken = self._module, list[Linear]()
         whole, biases = getattr(module, name).detach(), getattr(module, f"{name}_bias", None)
@@ -161,19 +175,22 @@ class Experts:
         return taken
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sums [tokens, hidden] of each token's experts.
+        """Return the weighted sum [tokens, hidden] of each token's experts.
 
-        hidden: [tokens, hidden]; chosen, weights: [tokens, experts per token].
+        hidden: [tokens, hidden].
+        chosen: the numbers of each token's experts [tokens, experts per token].
+        weights: the weights of these experts in the sum, in the same shape.
         """
         module, (tokens, taken), flat = self._module, chosen.shape, chosen.reshape(-1)
         counts = flat.new_zeros(module.num_experts).scatter_add_(0, flat, torch.ones_like(flat))
         padded = (counts + ROW_MULTIPLE - 1) // ROW_MULTIPLE * ROW_MULTIPLE
         order, ends = flat.argsort(stable=True), padded.cumsum(0)
-        # Rows that fill up an expert's last 8 are some token's; nobody reads what they become.
+        # The rows that pad an expert's rows to a multiple of 8 are copies of token 0. Their results
+        # are not read.
         shift = (ends - padded) - (counts.cumsum(0) - counts)
         by_expert = torch.arange(len(flat), device=flat.device) + shift[flat[order]]
         places = torch.empty_like(order).index_copy_(0, order, by_expert)
-        # One kernel reads where experts end on the device: the host waits for nothing.
+        # The grouped kernel reads the ends from the device, so the host need not wait for `padded`.
         sizes = [] if self._grouped else padded.tolist()
         most = min(ROW_MULTIPLE * len(flat), len(flat) + (ROW_MULTIPLE - 1) * len(counts))
         rows = order.new_zeros(sum(sizes) if sizes else most)
@@ -193,7 +210,11 @@ class Experts:
     def _products(
         self, kept: list[Linear] | Tensor, x: Tensor, sizes: list[int], ends: Any
     ) -> Tensor:
-        """Rows [rows, out]. sizes: of each expert's; ends: where they end, on the device."""
+        """Multiply each expert's rows of x [rows, in] with its weights, and return [rows, out].
+
+        sizes: number of rows of each expert, which the projections of `kept` need.
+        ends: end of each expert's rows [experts], on the device, for the grouped kernel.
+        """
         if isinstance(kept, Tensor):
             product: Tensor = F.grouped_mm(x, kept, offs=ends.to(torch.int32))
             return product
@@ -202,7 +223,7 @@ class Experts:
 
 
 class _Passed:
-    """What a model without layers puts out: what it was given."""
+    """The output of `_NoLayers`: its input as `last_hidden_state`, and None for other fields."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -215,34 +236,40 @@ class _Passed:
 
 
 class _NoLayers(torch.nn.Module):
-    """Stands where the layers were, so that a model's own head can be called alone."""
+    """A stand-in for a model's body that returns its input, so that the head can run alone."""
 
     def __init__(self, body: torch.nn.Module) -> None:
         super().__init__()
-        self.__dict__["body"] = body  # it is no part of this one
+        self.__dict__["body"] = body  # not registered as a submodule
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Passed:
         return _Passed(inputs_embeds)
 
     def __getattr__(self, name: str) -> Any:
-        """Numbers of the body; some models' layers are one module further in."""
+        """Return the body's attribute if it is a number, otherwise this module.
+
+        Some models reach the body through one more module, whose name this resolves to itself.
+        """
         found = getattr(self.body, name, None)
         return found if isinstance(found, int | float) else self
 
 
 def steps_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels step on states where they lie: on a card."""
+    """Whether kernels can update recurrent states in their blocks, which they do on a GPU."""
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 
 def _forms(layer: torch.nn.Module) -> tuple[object, ...]:
-    """Forms of a layer's products, in order."""
+    """Return the forms of a layer's projections, in the order of its modules."""
     parts = (each.__dict__.get("weight") for each in layer.modules())
     return tuple(part.linear.form for part in parts if part is not None)
 
 
 class AdaptedDecoder(Decoder):
-    """A `Decoder` over a model of `transformers`. found: its survey, with weights in place."""
+    """A `Decoder` over a model of `transformers`.
+
+    found: the survey of the model, after its weights were loaded.
+    """
 
     def __init__(
         self, found: Survey, shape: ModelShape, dtype: torch.dtype, tile_rows: int | None
@@ -250,7 +277,7 @@ class AdaptedDecoder(Decoder):
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
         self._attention, self._model = _Attention(), found.model
         self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
-        # Not what was asked for: of `cuda` this has the card's number.
+        # The embedding's device, not `--device`: "cuda" becomes "cuda:0".
         self.dtype, self.device = dtype, self._embedding.device
         bind(found.model, self._attention, lambda module, *args: module.beamwright_experts(*args))
         self.recurrent = self._recurrent(found)
@@ -260,10 +287,10 @@ class AdaptedDecoder(Decoder):
         self._layers = getattr(self._holder, self._leaf)
 
     def _recurrent(self, found: Survey) -> tuple[Recurrent, ...]:
-        """Its recurrent modules, each with the states of the pass that is computed.
+        """Wrap the recurrent modules, so that they use the states of the current pass's view.
 
         Raises:
-            NotBuiltError: if one of them does with a token at a time what it does not with several.
+            NotBuiltError: if a module computes tokens one by one differently from all at once.
         """
         known, made = dict[type, bool](), list[Recurrent]()
         in_blocks = steps_in_blocks(self.device, self.dtype)
@@ -287,7 +314,7 @@ class AdaptedDecoder(Decoder):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Families differ in what their layers compute, and name that by their shape."""
+        """The shape, which names the family, with the dtype, device and forms of the products."""
         kinds = {_forms(layer) for layer in self._layers}
         how = self.dtype, self.device, self.tile_rows, self.kv_dtype
         return self.shape, frozenset(kinds), *how
@@ -302,7 +329,7 @@ class AdaptedDecoder(Decoder):
         return states if read is None else states.index_select(0, read)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """By the model's own head: with its scale, or soft cap."""
+        """Compute logits with the model's own head, including its scale or soft cap."""
         return self.by_rows(
             lambda x: self._model(inputs_embeds=x[None], use_cache=False).logits[0], hidden
         )
@@ -311,7 +338,10 @@ class AdaptedDecoder(Decoder):
         return F.embedding(token_ids, self._embedding)
 
     def first_layers(self) -> AdaptedDecoder:
-        """All layers up to the first one of the last kind: they keep their numbers."""
+        """Return a copy with the layers up to the first one of the last kind to appear.
+
+        All layers before it are kept, because modules contain their layer numbers.
+        """
         owners, firsts = dict(self.shape.shared), dict[object, int]()
         for number, layer in enumerate(self._layers):
             group = next((g for g in self.shape.kv_groups if number in g.layers), None)

@@ -1,13 +1,15 @@
-"""Weights in 4 or 8 bits on a card: their layout in memory, and how kernels turn them back.
+"""Weights in 4 or 8 bits on a GPU: their memory layout, and how kernels dequantise them.
 
-Sixteen outputs and as many columns as fit a word of each make a tile of 1 KiB in one piece: word t
-of an output has the codes of columns t, t + 16, t + 32, ..., the first of them in its lowest bits.
-So a copy is of 16 bytes at a time, and a thread finds in the words that it reads, code by code, the
-numbers that it multiplies in sixteen columns after the other: threads exchange nothing. A code
-times its scale plus its low is rounded once, to the dtype of the activations: a product has the
-bits of one with these numbers. Loaded only where the kernels run.
+A weight is code * scale + low, where `low` is the value of code 0. The result is rounded once, to
+the dtype of the activations. So a product is bitwise equal to the product with these numbers.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+Layout: a tile of 1 KiB has 16 outputs and 16 words of 32 bits for each output. Word t of an output
+holds the codes of columns t, t + 16, t + 32, ..., beginning with the lowest bits. So a copy moves
+16 bytes at a time. The nth codes of a thread's words are those that this thread multiplies in the
+nth 16 columns, so threads need not exchange data.
+
+This module is imported only where the kernels run. It does not postpone annotations, because Triton
+reads `tl.constexpr` from them.
 """
 
 from dataclasses import dataclass
@@ -21,33 +23,36 @@ from beamwright.attention.kernels import is_interpreted
 from beamwright.models.grouped import GroupedLinear
 
 UNIT = 128
-"""Columns; parts of a sum are of whole units."""
-_SIDE = 16  # outputs of a tile, and columns that a code of each of its words is of
-_ROW = 1 << 30  # columns of a group that has a whole row: one kernel for all widths
-_BLOCK_VALUES = 1 << 24  # laid out at a time
+"""Columns of a unit. The parts into which a sum is cut consist of whole units."""
+_SIDE = 16  # outputs of a tile, and words of each output, which hold codes of 16 adjacent columns
+# Group size that stands for a whole row. With one constant a single kernel serves all widths.
+_ROW = 1 << 30
+_BLOCK_VALUES = 1 << 24  # values brought into the layout at a time
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight [outputs, columns] in codes.
-
-    words: int32 [outputs / 16, columns * bits / 512, 16 outputs, 16]. ends: a group's scale and low
-    of each output, int32 [outputs / 16, groups, words, 16 outputs]: of 4 bits float16 both in a
-    word, the scale first; of 8 bits a float32 each. group: columns, or more where a row is one.
-    """
+    """A quantised weight [outputs, columns] in the layout of the kernels."""
 
     words: Tensor
+    """The codes, int32 [outputs / 16, columns * bits / 512, 16 outputs, 16]."""
     ends: Tensor
+    """Scale and low of each group and output, int32 [outputs / 16, groups, words, 16 outputs].
+
+    With 4 bits one word holds both in float16, the scale in its low half. With 8 bits two words
+    hold one float32 each.
+    """
     bits: int
     group: int
+    """Columns of a group, or `_ROW` if each row is one group."""
 
     def __len__(self) -> int:
-        """Outputs."""
+        """Return the number of outputs."""
         return self.words.shape[0] * _SIDE
 
     @classmethod
     def of(cls, linear: GroupedLinear) -> "Codes | None":
-        """A projection's; None where tiles, or groups, are not whole."""
+        """Return a projection's weight; None if its size is no multiple of tiles and groups."""
         (outputs, columns), bits, ends = linear.size, linear.bits, linear.ends
         group = linear.group if ends.shape[1] > 1 else _ROW
         is_whole = outputs > 0 and outputs % _SIDE == 0 and columns % UNIT == 0
@@ -63,12 +68,12 @@ class Codes:
         return cls(words, tiles.contiguous(), bits, group)
 
     def rows(self, first: int, last: int) -> "Codes":
-        """Those outputs; both are multiples of 16."""
+        """Return the outputs from `first` to before `last`, which are both multiples of 16."""
         tiles = slice(first // _SIDE, last // _SIDE)
         return Codes(self.words[tiles], self.ends[tiles], self.bits, self.group)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """What is multiplied [outputs, columns]."""
+        """Return the dequantised weight [outputs, columns], as the kernels multiply with it."""
         columns = self.words.shape[1] * _SIDE * 32 // self.bits
         found = torch.empty(len(self), columns, dtype=dtype, device=self.words.device)
         grid = self.words.shape[0], columns // UNIT
@@ -79,7 +84,7 @@ class Codes:
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """int32 [tiles, steps, 16, 16] of codes uint8 [outputs, columns]."""
+    """Pack codes, uint8 [outputs, columns], into words, int32 [tiles, steps, 16 outputs, 16]."""
     steps = codes.view(-1, _SIDE, codes.shape[1] * bits // 512, 32 // bits, _SIDE)
     parts = steps.permute(0, 2, 1, 4, 3)
     if bits < 8:
@@ -89,7 +94,10 @@ def _words(codes: Tensor, bits: int) -> Tensor:
 
 @triton.jit
 def load_words(words, place, columns, start, BITS: tl.constexpr):
-    """Words [outputs, 16] of the step that begins at column `start`. place: outputs' numbers."""
+    """Load the words [outputs, 16] of the step that begins at column `start`.
+
+    place: the indices of the outputs [outputs]. A step has 512 / BITS columns.
+    """
     CODES: tl.constexpr = 32 // BITS
     of_tile = place // 16 * (columns // CODES * 16) + place % 16 * 16
     return tl.load(words + of_tile[:, None] + start // CODES * 16 + tl.arange(0, 16)[None, :])
@@ -97,7 +105,10 @@ def load_words(words, place, columns, start, BITS: tl.constexpr):
 
 @triton.jit
 def load_ends(ends, place, groups, group, BITS: tl.constexpr):
-    """Scale and low [outputs] of a group, in float32; of 4 bits the low is of the code -16."""
+    """Load scale and low [outputs] of a group, in float32.
+
+    With 4 bits the returned low is that of code -16, because `numbers_of` adds 16 to each code.
+    """
     COUNT: tl.constexpr = BITS // 4
     at = ends + (place // 16 * groups + group) * (16 * COUNT) + place % 16
     both = tl.load(at)
@@ -116,10 +127,11 @@ def numbers_of(
     words, scale, low, NUMBER: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What is multiplied [outputs, 16] of the words' codes with that number, as a KIND.
+    """Dequantise code NUMBER of each word to numbers [outputs, 16] of dtype KIND.
 
-    A code in the last bits of 2**4, or of 2**23, makes that number and the code together: no
-    instruction converts it. WIDE: the interpreter runs no instruction by name.
+    No instruction converts a code to a float. Instead the code is placed into the mantissa of
+    2**4 (4 bits) or 2**23 (8 bits), which gives that power plus the code.
+    WIDE: True in the interpreter, which has no inline assembly.
     """
     LEFT: tl.constexpr = 19 - 4 * NUMBER
     if BITS == 8:
@@ -129,7 +141,7 @@ def numbers_of(
         moved = words << LEFT if LEFT >= 0 else words >> -LEFT
         if WIDE:
             moved = moved & 0x780000 | 0x41800000
-        else:  # else in two
+        else:  # one instruction: for the same expression the compiler emits two
             both: tl.constexpr = "lop3.b32 $0, $1, 0x780000, 0x41800000, 0xEA;"
             moved = tl.inline_asm_elementwise(
                 both, "=r,r", [moved], dtype=tl.int32, is_pure=True, pack=1
@@ -144,9 +156,11 @@ def sum_codes(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sums [OUTPUTS, ROWS] over columns first to last, sixteen after sixteen as of plain weights.
+    """Return the sums [OUTPUTS, ROWS] of products over the columns from `first` to before `last`.
 
-    x: the first of ROWS rows, of which some are `real`. place: outputs' numbers [OUTPUTS].
+    The sums are added 16 columns at a time, in the same order as with plain weights.
+    x: pointer to the first of ROWS rows; `real` [ROWS] masks out padding rows.
+    place: the indices of the outputs [OUTPUTS].
     """
     STEP: tl.constexpr = 512 // BITS
     at = tl.arange(0, ROWS)[:, None] * columns + tl.arange(0, 16)[None, :]
@@ -170,7 +184,10 @@ def sum_codes(
 def turn_back(
     words, ends, out, columns, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr
 ):
-    """out[outputs, columns] of the codes; 16 outputs and a unit of columns a program."""
+    """Write the dequantised weight to out [outputs, columns].
+
+    Each program writes 16 outputs and one unit of columns.
+    """
     place = tl.program_id(0) * 16 + tl.arange(0, 16)
     groups = tl.cdiv(columns, GROUP)
     at = out + place.to(tl.int64)[:, None] * columns + tl.arange(0, 16)[None, :]

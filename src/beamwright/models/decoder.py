@@ -1,10 +1,12 @@
-"""What engine, solver and verifiers ask of a decoder, and what all decoders share. No weights.
+"""The `Decoder` interface that engine, solver and verifiers use, and code that all decoders share.
 
-Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
-business. Every matrix product gets a multiple of 8 rows (`padded_rows`), or 1, 2 or 4 where the
-start-up self-test finds their bits the same, so that a row's bits do not depend on the batch it is
-in; that is measured on CPUs (docs/concepts/sameness.md). With tiles of fixed size it holds on any
-device whose operators do the same for the same shape.
+This module holds no weights. Tokens are packed: one sequence [tokens] with a position per token.
+The attention view decides which KV each token attends to.
+
+Results are batch-invariant: a row is bitwise equal in every batch. To this end every matrix product
+gets a multiple of 8 rows (`padded_rows`), or 1, 2 or 4 rows where the start-up self-test finds the
+results bitwise equal. This is measured on CPUs (docs/concepts/sameness.md). With tiles of a fixed
+number of rows it holds on any device whose operators are deterministic for a given shape.
 """
 
 from __future__ import annotations
@@ -24,36 +26,46 @@ from beamwright.sections import KVDtype
 
 ROW_MULTIPLE = 8
 FEW_ROWS = 2
-"""What one row is padded to where that gives the bits of 8. One alone often does not: see
-`Linear.takes_one_row`."""
+"""Number of rows that a single row is padded to where 2 rows and 8 rows are bitwise equal.
+
+A product with 1 row often differs: see `Linear.takes_one_row`.
+"""
 _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
-_RUN = 2048  # rotary positions computed in one call: bits do not depend on when tables grow
+_RUN = 2048  # rotary positions computed in one call; values do not depend on when tables grow
 TILE_ROWS = 64
-"""Rows of a tile with `--deterministic`: the batches of a search of 64 beams fit one."""
+"""Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams."""
 Turns = Mapping[int, tuple[Tensor, float]]
-"""By head_dim: the matrix, and what a product of two vectors that went through it is to be
-multiplied by."""
+"""Rotations of queries and keys by head_dim, as `kv.codes.hadamard` returns them.
+
+Each is a matrix and the factor by which a product of two rotated vectors must be multiplied.
+"""
 
 
 def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
-    """`count` rounded up to a multiple of 8; below that to a power of two, and at least `least`."""
+    """Round `count` up to a multiple of 8, or below 8 to a power of two that is at least `least`.
+
+    0 becomes 8.
+    """
     if 0 < count < ROW_MULTIPLE:
         return max(least, 1 << (count - 1).bit_length())
     return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
 def captured_rows(count: int) -> int:
-    """`count` rounded up to one of few numbers: each is a CUDA graph. From 64 on, what is added is
-    at most a half, and below it a card computes as fast."""
+    """Round `count` up to a number of rows for which a CUDA graph is captured.
+
+    There are few such numbers, because each costs a graph. Above 64 at most half as many rows are
+    added. Below 64 the rows added cost a GPU no time.
+    """
     return next((rows for rows in _CAPTURED_ROWS if rows >= count), -(-count // 64) * 64)
 
 
 def in_tiles(
     size: int | None, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
 ) -> tuple[Tensor, ...]:
-    """What `work` makes of rows [rows, ...], `size` at a time, zeros filling up the last tile.
+    """Apply `work` to tensors [rows, ...], `size` rows at a time, and return the joined results.
 
-    size: None for all of them at once, as they are.
+    Zeros fill up the last tile. If `size` is None, `work` gets all rows at once, without padding.
     """
     if size is None:
         return work(*tensors)
@@ -72,40 +84,47 @@ def in_tiles(
 
 @dataclass
 class Linear:
-    """A weight [out, in] and an optional bias [out].
-
-    takes_one_row: it gives a single row the bits that it has among others.
-    is_fixed: a row has the same bits at any batch, by construction.
-    """
+    """A projection: a weight [out, in] and an optional bias [out]."""
 
     weight: Tensor
     bias: Tensor | None = None
     takes_one_row: ClassVar[bool] = False
+    """True if a row computed alone is bitwise equal to the same row computed in a batch."""
     is_fixed: ClassVar[bool] = False
+    """True if the product is batch-invariant by construction, for any number of rows."""
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What decides which kernel multiplies it, beside its size: for a self-test of each."""
+        """The properties that select the kernel, apart from the size.
+
+        The start-up self-test tries one layer of each form.
+        """
         return type(self), self.weight.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
     def unadded(self, x: Tensor) -> Tensor:
-        """The product, or float32 [parts, rows, out] whose sum in order it is, behind rounding."""
+        """Return the product [rows, out], or float32 parts of it [parts, rows, out].
+
+        The product is the sum of the parts in their order, then rounded to the dtype of `x`.
+        """
         return self(x)
 
     def gated(self, x: Tensor, kind: str) -> Tensor | None:
-        """activation(gate) * up of the product's halves, where one kernel makes it; None: not."""
+        """Return activation(gate) * up [rows, out / 2], where gate and up halve the product.
+
+        `kind` names the activation. None: no single kernel computes this.
+        """
         return None
 
 
 def by_rows(
     work: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int | None, least: int = ROW_MULTIPLE
 ) -> Tensor:
-    """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
+    """Apply `work` to rows x [rows, width], padded so that the result is batch-invariant.
 
-    tile_rows: of a tile, see `Decoder`. least: see `padded_rows`.
+    tile_rows: number of rows of a tile, see `Decoder`. least: see `padded_rows`.
     """
     rows = x.shape[0]
     if tile_rows is not None:
@@ -117,13 +136,14 @@ def by_rows(
 
 
 class Angles:
-    """Tables of rotary cos and sin that grow with the longest path: for a whole context they can
-    take 200 MB, of which most searches read little.
+    """Tables of rotary cos and sin, which grow with the longest path.
 
-    cos, sin: [positions, head_dim]. The first half of sin is negated: a head's halves swap.
+    For a whole context they can take 200 MB, and most searches read a small part of that.
 
-    reached: positions that the tables have from the start. Who captures steps asks for the whole
-    context, because tables that grow are new tensors.
+    cos, sin: [positions, head_dim]. The first half of sin is negated, so that a rotation is
+        x * cos + swapped * sin, where `swapped` is x with its two halves exchanged.
+    reached: number of positions that the tables have from the start. Code that captures graphs
+        asks for the whole context, because growing replaces the tensors.
     """
 
     def __init__(
@@ -136,7 +156,7 @@ class Angles:
         *,
         reached: int = 0,
     ) -> None:
-        # float32 angles in every precision but float64: what the checkpoints were trained with.
+        # Checkpoints are trained with angles in float32, so only a float64 model has wider ones.
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
         self._scale, self._context = scale, context
@@ -144,14 +164,14 @@ class Angles:
         self._grow(reached)
 
     def reach(self, last: int) -> bool:
-        """Grow the tables to position `last` if they end before it; True if they did."""
+        """Grow the tables to position `last` if needed, and return True if they grew."""
         known = len(self.cos)
         if last >= known:
             self._grow(max(last + 1, 2 * known))
         return len(self.cos) > known
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [positions, 1, head_dim] of positions within reach."""
+        """Return cos and sin [positions, 1, head_dim] of `positions` that the tables contain."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
     def _grow(self, count: int) -> None:
@@ -166,13 +186,17 @@ class Angles:
 
 
 class RoundedView(AttentionView):
-    """An attention view that gets keys and values in 8 bits as they will be read.
+    """An attention view that rounds keys and values to the 8-bit numbers that will be stored.
 
-    They are rounded once, before anything has seen them: a decoded token, a prefilled one, tails
-    and sealed segments are then read as the same numbers. Keys are turned by a Hadamard matrix
-    first, and queries by the same, so that products stay: in a few dimensions keys are many times
-    as large as in others, and those would set the scale of all.
-    decoder: that it is for, see its `keep_kv`.
+    They are rounded once, before anything reads them. Decoded tokens, prefilled tokens, tails (a
+    row's newest tokens, not yet in blocks) and sealed segments are then read as the same numbers.
+
+    Keys are first rotated by a Hadamard matrix. In a few dimensions keys are many times as large as
+    in the rest, and these dimensions would set the scale of the whole vector. Queries are rotated
+    by the same matrix, so that scores do not change.
+
+    view: the view that stores and attends.
+    decoder: the decoder that uses this view and has the rotations, see `Decoder.keep_kv`.
     """
 
     def __init__(self, view: AttentionView, decoder: Decoder) -> None:
@@ -180,7 +204,7 @@ class RoundedView(AttentionView):
         self.looks_ahead, self.states = view.looks_ahead, view.states
 
     def foresee(self, layer: int, query: Tensor) -> None:
-        """A query as `attend` will get it."""
+        """Pass on an estimated `query`, rotated as `attend` rotates the final query."""
         self._view.foresee(layer, self._asking(query))
 
     def attend(
@@ -195,63 +219,72 @@ class RoundedView(AttentionView):
         self._view.close()
 
     def turned(self, vectors: Tensor) -> Tensor:
-        """Queries or keys [tokens, heads, head_dim], so that what is large in them is spread."""
+        """Rotate queries or keys [tokens, heads, head_dim], which spreads their large values."""
         matrix, _ = self._decoder.turns[vectors.shape[-1]]
-        flat = vectors.reshape(len(vectors), -1)  # a product's tile is of tokens, as everywhere
+        flat = vectors.reshape(len(vectors), -1)  # one row per token: tiles consist of tokens
         turned = self._decoder.by_rows(
             lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat
         )
         return turned.view(vectors.shape)
 
     def _asking(self, query: Tensor) -> Tensor:
-        """Turned queries whose products with turned keys are those of the plain ones."""
+        """Rotate and scale a query, so that its scores with rotated keys are the same as before."""
         return self.turned(query) * self._decoder.turns[query.shape[-1]][1]
 
 
 class Decoder(Protocol):
-    """The forward pass of a causal model. Stateless: KV lives in the view.
-
-    tile_rows: everything but attention runs on so many rows at a time, padded with zeros, so that
-        no library can choose another kernel for another batch; None: on the whole batch.
-    least_rows: fewer are padded to so many; below 8 only where that was seen to give the same bits.
-    dtype: of the weights that are not quantised, and of all computation. device: of the weights.
-    kv_dtype: in what its keys and values are to be kept: it hands over no others, see `keep_kv`.
-    """
+    """The forward pass of a causal model. It keeps no state: the attention view holds the KV."""
 
     shape: ModelShape
     tile_rows: int | None
+    """Number of rows in each call of everything except attention, padded with zeros.
+
+    With a fixed number no library chooses another kernel for another batch. None: each call gets
+    the whole batch.
+    """
     least_rows: int
+    """Least number of rows that a pass is padded to.
+
+    Below 8 only where the self-test found the results bitwise equal.
+    """
     dtype: torch.dtype
+    """The dtype of the weights that are not quantised, and of the computation."""
     device: torch.device
+    """The device of the weights."""
     kv_dtype: KVDtype = "auto"
+    """The format in which keys and values are stored, see `keep_kv`.
+
+    The decoder rounds keys and values to it before it passes them to the view.
+    """
     turns: Turns
 
     @property
     def takes_one_row(self) -> bool:
-        """Whether all its products do, see `Linear`."""
+        """Whether `Linear.takes_one_row` holds for every product of the decoder."""
         return False
 
     @property
     def is_fixed(self) -> bool:
-        """Whether rows have the same bits at any batch by construction, but for attention."""
+        """Whether everything except attention is batch-invariant by construction."""
         return False
 
     @property
     def steps_in_place(self) -> bool:
-        """Whether kernels read and write the states of its recurrent layers in their blocks."""
+        """Whether kernels read and write the states of all recurrent layers in their blocks."""
         return False
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What decoders have in common that run the same code on the same sizes."""
+        """A key that is equal for decoders that run the same code on the same sizes."""
 
     def hidden(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
     ) -> Tensor:
-        """Final-normalised hidden states [tokens, hidden] of packed tokens.
+        """Return the hidden states [tokens, hidden] of packed tokens, after the final norm.
 
-        token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
-        read: the tokens that are wanted, as many as a multiple of 8; None for all.
+        token_ids, positions: [tokens]; their number is as `padded_rows` returns it.
+        read: the indices of the tokens whose hidden states are returned, padded likewise; None:
+            all tokens.
         """
         if self.kv_dtype != "auto":
             view = RoundedView(view, self)
@@ -260,19 +293,19 @@ class Decoder(Protocol):
     def forward(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:
-        """What `hidden` says, with keys and values as they are computed."""
+        """Compute what `hidden` returns, and pass keys and values to `view` without rounding."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
+        """Return the logits [tokens, vocab] of `hidden` [tokens, hidden]; pads the rows itself."""
 
     def embedded(self, token_ids: Tensor) -> Tensor:
-        """Rows [tokens, hidden] of the embedding table."""
+        """Return the rows [tokens, hidden] of the embedding table for `token_ids`."""
 
     def first_layers(self) -> Decoder:
-        """A truncated copy for self-tests: the first layer of each kind and form of products."""
+        """Return a copy for self-tests that keeps a layer of each kind and form of products."""
 
     def keep_kv(self, kv_dtype: KVDtype) -> None:
-        """Its keys and values are to be kept so from now on."""
+        """Store keys and values in the format `kv_dtype` from now on."""
         self.kv_dtype = kv_dtype
         made = {group.head_dim: hadamard(group.head_dim) for group in self.shape.kv_groups}
         self.turns = {
@@ -281,8 +314,8 @@ class Decoder(Protocol):
         }
 
     def by_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
+        """Apply `work` to rows x [rows, width], padded so that the result is batch-invariant.
 
-        For matrix products that are not the decoder's own, such as a verifier's head.
+        This is for matrix products outside the decoder, such as a verifier's head.
         """
         return by_rows(work, x, self.tile_rows, max(FEW_ROWS, self.least_rows))

@@ -1,4 +1,7 @@
-"""The decoder of our own: one for all dense families, driven by ModelShape's flags."""
+"""Beamwright's own decoder: one implementation for all dense families.
+
+The flags of a `ModelShape` select what differs between families.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,12 @@ from beamwright.models.shape import ModelShape
 
 @dataclass
 class Norm:
-    """RMS or layer normalisation over the last dimension. lifted: 1 is added to its weights, in
-    float32 at least."""
+    """RMS norm or layer norm over the last dimension.
+
+    kind: "rms" or "layer".
+    lifted: True if the checkpoint stores the weights without the 1 that has to be added to them.
+        The norm then computes in at least float32.
+    """
 
     kind: str
     eps: float
@@ -33,7 +40,7 @@ class Norm:
 
     @cached_property
     def wide(self) -> Tensor:
-        """What rows are multiplied by, in float32 at least."""
+        """The factor of each column, in at least float32."""
         wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return 1 + wide if self.lifted else wide
 
@@ -48,7 +55,7 @@ class Norm:
 
 @dataclass
 class Layer:
-    """Weights of one block; `qkv` is fused, `gate_up` is fused where the MLP is gated."""
+    """Weights of one block. `qkv` is one fused projection, and so is `gate_up` in a gated MLP."""
 
     attention_norm: Norm
     qkv: Linear
@@ -64,7 +71,12 @@ class Layer:
 
 @dataclass
 class DecoderWeights:
-    """All weights. `lm_head` may be the embedding itself (tied), whose rows may be in a file."""
+    """All weights of a decoder.
+
+    embedding: the table [vocab, hidden], or a reader of its rows in the checkpoint file.
+    lm_head: the LM head; if it is tied, its weight is the embedding.
+    positions: OPT's table of learned positions; None for rotary positions.
+    """
 
     embedding: Tensor | StoredRows
     layers: list[Layer]
@@ -74,11 +86,12 @@ class DecoderWeights:
 
 
 def _forms(layer: Layer) -> tuple[object, ...]:
-    """Forms of a layer's products."""
+    """Return the form of each projection in a layer."""
     return tuple(each.form for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
 
 
-_INNER_ROWS = 512  # of an MLP at a time on a CPU: inside, a row is some ten times as wide
+# Rows that an MLP computes at a time on a CPU: its inner rows are about ten times as wide.
+_INNER_ROWS = 512
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -88,7 +101,10 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fused_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """`models.fused`, where it runs on such tensors on a card; torch's operations are the same."""
+    """Return the module `models.fused` if its kernels run on such tensors; None otherwise.
+
+    Without it torch's operations compute the same.
+    """
     if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
         return None
     from beamwright.models import fused  # noqa: PLC0415 (loads Triton)
@@ -97,10 +113,10 @@ def fused_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None
 
 
 class DenseDecoder(Decoder):
-    """A `Decoder` whose layers are the same two halves in every family.
+    """A `Decoder` with the same code for all families: layers of attention and an MLP.
 
     FLOPs per token: 2 * parameters, plus 4 * layers * heads * head_dim * visible tokens.
-    kernels: False for those who want none of Triton's (`--attention reference`).
+    kernels: False to use no Triton kernels (`--attention reference`).
     """
 
     def __init__(
@@ -124,7 +140,8 @@ class DenseDecoder(Decoder):
 
     @property
     def takes_one_row(self) -> bool:
-        plain = self.kv_dtype == "auto"  # what turns keys is no product of these
+        # With 8-bit KV, keys are also rotated, by a product that `_products` does not contain.
+        plain = self.kv_dtype == "auto"
         return plain and all(product.takes_one_row for product in self._products())
 
     @property
@@ -135,18 +152,23 @@ class DenseDecoder(Decoder):
     def forward(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:
-        """See `Decoder`. Of what is not read the last layer computes keys and values only."""
+        """Compute the forward pass, see `Decoder`.
+
+        For tokens that are not in `read`, the last layer computes only keys and values.
+        """
         weights, shape = self.weights, self.shape
         x = weights.embedding[token_ids]
         if shape.embed_scale != 1.0:
-            x = x * x.new_tensor(shape.embed_scale)  # rounded to their precision, as it was trained
+            # The scale is rounded to the dtype of x, as in training.
+            x = x * x.new_tensor(shape.embed_scale)
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
         rotary = () if self._native is not None and not view.looks_ahead else self._turns(positions)
         if self._native is not None:
             foresee = partial(self._foresee, view, rotary) if view.looks_ahead else None
             return self._native.forward(x, positions, view, read, foresee)
-        # Each half of a block ends with the norm of the next: they are one pass over its rows.
+        # Each half of a block ends with the norm of the next half, so that adding to the residual
+        # stream and normalising are one pass over the rows.
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
         normed = self._by_tile(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
@@ -154,7 +176,7 @@ class DenseDecoder(Decoder):
                 self._foresee(view, rotary, number, x)
             own = self._own_rotary(number, rotary)
             query, key_value = self._by_tile(partial(self._before, layer), normed, *own)
-            del normed  # no memory beside what follows
+            del normed  # free its memory before attention
             context: Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:
                 x, context = x.index_select(0, read), context.index_select(0, read)
@@ -170,7 +192,10 @@ class DenseDecoder(Decoder):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Libraries choose a product's kernel by its sizes, dtype and device, and by no value."""
+        """The sizes, dtype, device and forms of the products, with which libraries choose kernels.
+
+        The number of layers and the values of weights do not matter.
+        """
         forms = {_forms(layer) for layer in self.weights.layers}
         head = self.weights.lm_head.form if self.shape.has_lm_head else ()
         shape, how = replace(self.shape, layers=1), (self.dtype, self.device, self.tile_rows)
@@ -190,7 +215,7 @@ class DenseDecoder(Decoder):
         ]
         near = tuple(kept.index(n) for n in shape.near if n in kept)
         shape = replace(shape, layers=len(kept), groups=tuple(groups), near=near)
-        first = copy(self)  # with the same tables
+        first = copy(self)  # shares the rotary tables
         first.shape = shape
         first.weights = replace(self.weights, layers=[layers[number] for number in kept])
         first._native = first._native_layers()
@@ -204,15 +229,23 @@ class DenseDecoder(Decoder):
     def _angles(
         self, dtype: torch.dtype, *, whole: bool = True
     ) -> tuple[Angles | None, Angles | None]:
-        """Of layers that see all tokens, and of layers `near`; None: no rotary positions."""
+        """Return the rotary tables of layers that see all tokens, and of the layers `shape.near`.
+
+        None: the layers have no rotary positions, or there are no layers `near`.
+        whole: compute the tables for the whole context now, as captured graphs need it.
+        """
         shape, how = self.shape, (self.shape.context, dtype, self.device)
         make = partial(Angles, reached=shape.context if whole else 0)
         far = make(shape.inv_freq, shape.rope_scale, *how) if shape.inv_freq else None
         return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Rotary arguments of `_before`; those of layers `near`, if any, come last."""
-        if self._far is None and self.shape.inv_freq:  # not made yet: the C library has its own
+        """Return the rotary arguments of `_before` for all layers; layers `near` come last.
+
+        See `_own_rotary`, which selects the arguments of one layer.
+        """
+        # The C library has its own tables, so with it these are first made when a view looks ahead.
+        if self._far is None and self.shape.inv_freq:
             self._far, self._near = self._angles(self.dtype)
         if self._far is None:
             return ()
@@ -222,7 +255,7 @@ class DenseDecoder(Decoder):
         return *self._far.rows(positions), *near
 
     def _products(self) -> Iterator[Linear]:
-        """All that are there: a verifier may read no LM head."""
+        """Yield the projections of all layers, then the LM head, which a verifier may not have."""
         for layer in self.weights.layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
         if self.shape.has_lm_head:
@@ -236,14 +269,14 @@ class DenseDecoder(Decoder):
     def _foresee(
         self, view: AttentionView, rotary: tuple[Tensor, ...], number: int, x: Tensor
     ) -> None:
-        """Tell the view what the layer behind this one would ask if this one changed nothing."""
+        """Tell the view the query of layer `number` + 1, as if layer `number` changed nothing."""
         if number + 1 < len(self.weights.layers):
             coming = partial(self._foreseen, self.weights.layers[number + 1])
             own = self._own_rotary(number + 1, rotary)
             view.foresee(number + 1, self._by_tile(coming, x.to(self.dtype), *own)[0])
 
     def _own_rotary(self, number: int, rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """A layer's cos and sin."""
+        """Select the rotary arguments of layer `number` from those that `_turns` returned."""
         if self._near is None:
             return rotary
         return rotary[2:] if number in self.shape.near else rotary[:2]
@@ -252,10 +285,10 @@ class DenseDecoder(Decoder):
         return self._before(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)
 
     def _before(self, layer: Layer, normed: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
-        """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim].
+        """Compute query [rows, heads, head_dim], and key and value [rows, 2, kv_heads, head_dim].
 
-        Both are views of one tensor: who keeps a key and value keeps the query, too.
-        rotary: positions [rows] for the kernels, else cos and sin [rows, 1, head_dim].
+        Both are views of one tensor: storing keys and values without a copy keeps the query alive.
+        rotary: positions [rows] for the kernels, otherwise cos and sin [rows, 1, head_dim].
         """
         shape = self.shape
         heads = layer.qkv(normed).view(len(normed), -1, shape.head_dim)
@@ -264,7 +297,7 @@ class DenseDecoder(Decoder):
         return heads[:, : shape.heads], key_value
 
     def _turn(self, layer: Layer, heads: Tensor, *rotary: Tensor) -> None:
-        """Norms and rotation of queries and keys, in place beside the values."""
+        """Normalise and rotate queries and keys in place; the values in `heads` do not change."""
         shape = self.shape
         if rotary and self._fused is not None:
             assert self._far is not None
@@ -286,7 +319,10 @@ class DenseDecoder(Decoder):
     def _after(
         self, layer: Layer, follow: Norm, x: Tensor, context: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The rest of a block, behind attention, and the same as the norm that follows has it."""
+        """Compute the rest of a block after attention.
+
+        Return the residual stream [rows, hidden], and the same after the norm `follow`.
+        """
         product = layer.out if self._fused is None else layer.out.unadded
         delta = product(context.flatten(1))
         if layer.after_attention is not None:
@@ -300,7 +336,10 @@ class DenseDecoder(Decoder):
         return self._add_norm(follow, x, self._inside(layer, normed))
 
     def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
-        """What an MLP adds to the residual; as parts, where the norm behind it adds them up."""
+        """Compute the output of an MLP, which is to be added to the residual stream.
+
+        It may be in parts [parts, rows, hidden], which the kernel of the next norm adds up.
+        """
         found = self._opened(layer, normed)
         return found if layer.after_mlp is None else layer.after_mlp(found)
 
@@ -320,7 +359,7 @@ class DenseDecoder(Decoder):
     def _add_norm(
         self, norm: Norm, x: Tensor, delta: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x + delta, which may be in place, and the same normalised."""
+        """Return x + delta, and the same after `norm`. The fused kernel adds to x in place."""
         if self._fused is not None:
             return x, self._fused.add_norm(x, delta, norm)
         x = x if delta is None else x + delta

@@ -1,7 +1,7 @@
-"""Who a checkpoint is: SHA-256 over every byte of the files that loading it reads.
+"""The identity of a checkpoint: a SHA-256 digest of all bytes of the files that loading reads.
 
-They are read in a thread beside the loading, which brings them into memory anyway. On Linux that
-thread gives way to others.
+A thread reads the files while the model loads, which brings them into the file cache anyway. On
+Linux this thread has a lower priority.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from beamwright.models.formats.described import shards
 from beamwright.models.formats.files import weight_files
 
 Digest = dict[str, Any]
-"""`sha256` of all; `files`: the first digits of each, by name; `revision`, of the hub's."""
+"""A digest as it is reported.
+
+sha256: the digest of all files. files: the first digits of each file's digest, by file name.
+revision: the commit of a model that was downloaded from the hub; missing for others.
+"""
 
 _TEXTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.model",
@@ -27,37 +31,46 @@ _TEXTS = (
     "chat_template*", "verifier.yaml", "judge.yaml",
     "*_head.safetensors", "*_head.pt",
 )  # fmt: skip
-_READ_BYTES = 1 << 23  # at a time, without the interpreter's lock
+_READ_BYTES = 1 << 23  # read at a time; reading and hashing release the GIL
 _DIGITS = 16
-_NICENESS = 5  # more, and beside a busy process the digest would take a minute
+_NICENESS = 5  # with a higher value, the digest takes a minute next to a busy process
 
 
 def digest_later(folder: Path) -> Future[Digest | None]:
-    """The digest of a folder, whose files are read from now on; None if one cannot be read."""
+    """Start a thread that computes the digest of `folder`, and return the future of the result.
+
+    The result is None if a file cannot be read.
+    """
     found: Future[Digest | None] = Future()
 
     def find() -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own
+        if sys.platform == "linux":  # only there does each thread have its own priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             found.set_result(digest_of(folder))
         except (OSError, InputError):
             found.set_result(None)
 
-    # A daemon: who ends the program does not wait for gigabytes.
+    # A daemon thread, so that the program can exit before gigabytes are read.
     threading.Thread(target=find, name="digest", daemon=True).start()
     return found
 
 
 def digest_of(folder: Path) -> Digest:
-    """Of the weights, as `models.weights` and verifiers find them, and of what makes tokens and
-    formats. Raises OSError and InputError."""
+    """Compute the digest of a checkpoint: its weights, tokenizer, and files that set its formats.
+
+    folder: a folder, a GGUF file, or the file of a verifier's head. The weights are the files that
+    `models.weights` and verifiers load.
+
+    Raises:
+        OSError, InputError: if a file is missing or cannot be read.
+    """
     if folder.is_file():  # GGUF, or a verifier's head
         files = {path.name: _sha256(path) for path in shards(folder)}
         return _of(folder.parent, files)
     weights, verifier = weight_files(folder)[1], folder / "verifier.yaml"
     texts = {path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}
-    if verifier.is_file():  # whose head is in a file that it names
+    if verifier.is_file():  # it names the file that holds the verifier's head
         named = verifier.read_text(encoding="utf-8", errors="replace")
         texts |= {path for path in folder.iterdir() if path.name in named and path.is_file()}
     return _of(folder, {path.name: _sha256(path) for path in sorted(texts.union(weights))})

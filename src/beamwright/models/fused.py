@@ -1,15 +1,18 @@
-"""A layer's elementwise work on a card, in Triton: four launches where torch's operations take ten.
+"""Triton kernels for the elementwise work of a layer: four launches in place of torch's ten.
 
-What a row gets is a function of that row alone, at any batch: one program has all of a row that is
-summed up. Sums are in float32, and numbers are rounded where the operations of torch in `dense`
-round them, which are the specification. Launches are captured in CUDA graphs, and where they are
-not the host's time counts: arguments are few, and what varies compiles nothing anew. Loaded only
-where the kernels run.
+The kernels are batch-invariant: one program computes everything of a row that is summed. Sums are
+in float32. Numbers are rounded where torch's operations in `dense`, which are the specification,
+round them.
 
-EARLY, of every kernel that `launch` starts: it begins while the one before it ends, and waits for
-that before it reads anything but weights and tables, which nothing writes.
+Most launches are captured in CUDA graphs. In the others the host's time counts. So kernels have few
+arguments, and arguments that vary cause no new compilation.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+EARLY, a parameter of every kernel that `launch` starts: the kernel begins while the kernel before
+it ends. It waits for that kernel's end before it reads anything except weights and tables, which no
+kernel writes.
+
+This module is imported only where the kernels run. It does not postpone annotations, because Triton
+reads `tl.constexpr` from them.
 """
 
 from functools import cache
@@ -26,8 +29,8 @@ from beamwright.attention.kernels import can_overlap
 GATED = ("silu", "gelu", "gelu_tanh")
 _PIECE, _PIECE_WARPS = 1024, 4
 _MOST_WARPS = 16
-_WARP_NUMBERS = 256  # 8 numbers for each thread: 16 bytes of a half precision
-_ALIGNED = 16  # bytes: what Triton compiles for
+_WARP_NUMBERS = 256  # 8 numbers per thread, which are 16 bytes in 16-bit precision
+_ALIGNED = 16  # bytes of alignment for which Triton compiles faster code
 
 
 @triton.jit(do_not_specialize=["adds"])
@@ -36,10 +39,11 @@ def add_norm_rows(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, CENTRED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x += delta, if it `adds`; normed = x / its root mean square * weight. [rows, WIDTH] each.
+    """Add delta to x if `adds` is not 0, then write the norm of x to `normed`, one row per program.
 
-    PARTS: delta is [PARTS, rows, WIDTH] in float32, and their sum is what is added; 0: it is whole.
-    CENTRED: layer normalisation, with a bias.
+    x, delta and normed are [rows, WIDTH]. The norm is x / RMS(x) * weight.
+    PARTS: if not 0, delta is float32 [PARTS, rows, WIDTH], and the sum of its parts is added.
+    CENTRED: compute layer norm with a bias in place of RMS norm.
     """
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
@@ -73,10 +77,12 @@ def rotate_rows(
     QUERIES: tl.constexpr, TURNED: tl.constexpr, HEADS: tl.constexpr,
     HALF: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The first TURNED heads of a row, QUERIES of them queries, in place; positions [rows].
+    """Rotate the first TURNED heads of each row in place; QUERIES of them are queries.
 
-    cos, sin [context, 2 * HALF]. Where there are weights [2 * HALF], heads are normalised first.
-    STRIDE: from a row to the next.
+    positions: [rows]. cos, sin: [context, 2 * HALF].
+    query_weight, key_weight: weights of RMS norms [2 * HALF], which are applied first; or None.
+    HEADS, DIM: TURNED and HALF, rounded up to powers of two.
+    STRIDE: numbers from the start of one row to the next.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -110,7 +116,7 @@ def rotate_rows(
 
 @triton.jit
 def _either(first, one, other, inside):
-    """What is at `one` where it is the first's, else what is at `other`; float32."""
+    """Load from `one` where `first` is true, otherwise from `other`, in float32."""
     here = tl.load(one, inside, other=0.0).to(tl.float32)
     there = tl.load(other, inside, other=0.0).to(tl.float32)
     return tl.where(first, here, there)
@@ -118,7 +124,7 @@ def _either(first, one, other, inside):
 
 @triton.jit
 def silu(x):
-    """x * sigmoid(x), float32."""
+    """Return x * sigmoid(x), in float32."""
     return x / (1.0 + tl.exp(-x))
 
 
@@ -126,7 +132,10 @@ def silu(x):
 def gate_rows(
     inner, out, WIDTH: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out [rows, WIDTH] of a gate and what it lets through, side by side: [rows, 2 * WIDTH]."""
+    """Write activation(gate) * up to out [rows, WIDTH].
+
+    inner: [rows, 2 * WIDTH], gate and up next to each other. KIND: the activation.
+    """
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -149,9 +158,9 @@ def gate_rows(
 
 
 def add_norm(x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
-    """x [rows, width] normalised as by a `dense.Norm`, behind delta's addition to it in place.
+    """Add `delta` to x [rows, width] in place, and return x after `norm`, a `dense.Norm`.
 
-    delta: as x, or parts of it, see `decoder.Linear.unadded`.
+    delta: [rows, width], parts of it (see `decoder.Linear.unadded`), or None to add nothing.
     """
     normed, width = torch.empty_like(x), x.shape[1]
     block, warps = _row_sizes(width)
@@ -173,10 +182,11 @@ def rotate(
     query_norm: Any = None,
     key_norm: Any = None,
 ) -> None:
-    """Queries and keys of heads [rows, heads, head_dim], in place; values behind them stay.
+    """Rotate queries and keys in place. The values, which come last in `heads`, do not change.
 
-    positions: [rows]. cos, sin: of each position [head_dim], sin's first half negated.
-    query_norm, key_norm: a `dense.Norm` by root mean squares, where heads are normalised first.
+    heads: [rows, heads, head_dim]: `queries` query heads, then `keys` key heads, then values.
+    positions: [rows]. cos, sin: [positions, head_dim]; the first half of sin is negated.
+    query_norm, key_norm: each a `dense.Norm` of kind "rms" that is applied first, or None.
     """
     half = heads.shape[2] // 2
     block, dim, warps = _head_sizes(queries + keys, half)
@@ -189,7 +199,10 @@ def rotate(
 
 
 def gated(inner: Tensor, kind: str) -> Tensor:
-    """activation(gate) * up [rows, width] of both in one product's rows [rows, 2 * width]."""
+    """Return activation(gate) * up [rows, width]; `inner` [rows, 2 * width] holds gate, then up.
+
+    kind: the activation, one of `GATED`.
+    """
     rows, width = inner.shape[0], inner.shape[1] // 2
     out = inner.new_empty(rows, width)
     grid = rows, -(-width // _PIECE), 1
@@ -206,10 +219,18 @@ def launch(
     warps: int,
     stages: int = 3,
 ) -> None:
-    """The kernel on tensors and numbers that it does not look at before it runs.
+    """Launch a kernel, by a handle to its compiled form if it was compiled for such tensors before.
 
-    Triton's own way to a launch takes the host as long as three of torch's operations; by a handle
-    to what it has compiled for tensors of the same kind it takes little more than one.
+    A launch with Triton's own look-up takes the host as long as three operations of torch. With a
+    handle it takes little longer than one.
+
+    Args:
+        kernel: the Triton kernel. Its arguments are `tensors`, `numbers`, `sizes` and EARLY.
+        grid: number of programs in each dimension.
+        tensors: pointers; only their dtype, device and alignment may select the compiled form.
+        numbers: values that do not cause a compilation.
+        sizes: compile-time constants.
+        warps, stages: as in Triton.
     """
     first, places = tensors[0], 0
     for tensor in tensors:
@@ -231,20 +252,26 @@ def launch(
 
 @cache
 def _handles() -> dict[tuple[object, ...], Any]:
-    """What has been compiled, by what for; the interpreter compiles nothing."""
+    """Return the handles of compiled kernels, by kernel, dtype, device and sizes.
+
+    In the interpreter every handle is None, because it compiles nothing.
+    """
     return {}
 
 
 @cache
 def _row_sizes(width: int) -> tuple[int, int]:
-    """Numbers of a block that holds a row, and warps that share them."""
+    """Return the number of elements in a block that holds a row, and its number of warps."""
     block = triton.next_power_of_2(width)
     return block, _warps(block)
 
 
 @cache
 def _head_sizes(heads: int, half: int) -> tuple[int, int, int]:
-    """Heads and numbers of a block that holds half of each, and its warps."""
+    """Return the size of a block that holds one half of each head, and its number of warps.
+
+    The size is the number of heads and of elements, both rounded up to powers of two.
+    """
     block, dim = triton.next_power_of_2(heads), triton.next_power_of_2(half)
     return block, dim, _warps(block * dim)
 
