@@ -31,14 +31,6 @@ def test_the_answer_comes_before_a_file_that_cannot_be_written(cli, fake, option
     assert "/dev/full: cannot be written (No space left on device)" in found.err
 
 
-@pytest.mark.parametrize("option", ["--checkpoint", "--tree", "--resume"])
-def test_what_cannot_be_written_at_all_is_found_before_the_search(cli, fake, tmp_path, option):
-    found = cli("solve", "6*7?", option, tmp_path / "none" / "file")
-    assert found.code == 2
-    assert option in found.complaint
-    assert not fake.calls
-
-
 def test_a_checkpoint_is_never_a_device(cli, fake, tmp_path):
     (tmp_path / "link").symlink_to("/dev/null")
     os.mkfifo(tmp_path / "pipe")

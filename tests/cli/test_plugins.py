@@ -44,15 +44,12 @@ def plugin(tmp_path):
         yield file
 
 
-def test_its_options_are_the_command_lines(cli, fake, plugin):
+def test_its_options_are_the_command_lines_and_a_recipes(cli, fake, plugin, tmp_path):
     words = ["--plugin", plugin, "--search", "mine"]
     assert cli("solve", "p", *words, "--zeal", "0.25").code == 0
     assert fake.settings.search.model_extra == {"zeal": 0.25}
     assert "--zeal" in cli("solve", "--help").out
     assert "as best-of-n" in cli("solve", "--search", "list").out
-
-
-def test_its_keys_are_a_recipes(cli, fake, plugin, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("search: {search: mine, zeal: 0.75}")
     assert cli("solve", "p", f"--plugin={plugin}", "--recipe", recipe).code == 0

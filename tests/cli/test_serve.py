@@ -14,6 +14,7 @@ import httpx
 
 import beamwright
 from beamwright.cli.serve import _called, share_of_a_key
+from beamwright.io import read_beside
 from beamwright.sections import ModelSettings
 
 
@@ -22,21 +23,9 @@ def run(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(
-    ("model", "there", "name"),
-    [
-        ("openai:http://h/v1#m", "m", "m"),
-        ("openai:http://me:secret@h/v1#org/m", "org/m", "org/m"),
-        ("openai:http://h/v1", "only", "only"),
-        ("openai:http://h/v1#m", "m:latest", "m"),
-        ("openai:http://h/v1#m:plain", "m:plain", "m"),
-        ("hf:ORG/NAME@main", None, "NAME"),
-        ("models/a/", None, "a"),
-        ("bundled:thinking", None, "bundled:thinking"),
-    ],
-)
+@pytest.mark.parametrize(("model", "there", "name"), read_beside(__file__)["called"])
 def test_what_a_model_is_called(model, there, name):
-    remote = there and SimpleNamespace(name=there)
+    remote = SimpleNamespace(name=there) if there else None
     assert _called(ModelSettings(model=model), SimpleNamespace(remote=remote)) == name
 
 

@@ -32,19 +32,6 @@ def kernels(tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_nothing_is_spilled(kernels):
-    """Two numbers of a thread may lie outside its registers."""
-    assert {row["kernel"] for row in kernels} >= {
-        "attend_parts",
-        "attend_chunks",
-        "find_borders",
-        "delta_rows",
-        "scan_rows",
-    }
-    assert [row for row in kernels if row["stack_bytes"] > 8] == []
-
-
-@pytest.mark.nightly
 def test_products_and_elementwise_kernels_read_16_bytes_at_once(kernels):
     for row in kernels:
         if row["kernel"] in (*PRODUCTS, *ELEMENTWISE):
@@ -81,7 +68,10 @@ def test_kernels_that_begin_early_read_nothing_that_may_be_written_still(kernels
 @pytest.mark.nightly
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_kernel_of_any_model_spills_or_is_alone_on_any_card(tmp_path, target):
+    """Two numbers of a thread may lie outside its registers."""
     rows = compiled(tmp_path, MODELS, target)
+    known = {"attend_parts", "attend_chunks", "find_borders", "delta_rows", "scan_rows"}
+    assert {row["kernel"] for row in rows} >= known
     most = {80: 16}.get(target, 8)  # bytes; on an A100 of `attend_chunks`, which has all registers
     assert [row for row in rows if row["stack_bytes"] > most] == []
     assert [row for row in rows if row["warps"] <= 4 and row["programs"] < 2] == []

@@ -11,17 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from beamwright_lab.gpu.runner import (
-    CRASHED,
-    FAILED,
-    KILLED,
-    OK,
-    TIMED_OUT,
-    Journal,
-    Plan,
-    Stage,
-    run_stages,
-)
+from beamwright_lab.gpu import runner
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -45,18 +35,20 @@ class Bench:
     """Fake stages in a folder, and how often each of them has run."""
 
     def __init__(self, folder):
-        self.journal, self.runs = Journal(folder / "results.jsonl"), folder / "runs"
+        self.journal, self.runs = runner.Journal(folder / "results.jsonl"), folder / "runs"
         self.script, self.log = folder / "stage.py", folder / "log.txt"
         self.script.write_text(SCRIPT)
 
     def stage(self, name, mode="ok", **options):
         files = (str(self.runs), str(self.journal.file))
         command = (sys.executable, "-I", "-S", str(self.script), mode, name, *files)
-        return Stage(name, command, 10.0, least_s=0.1, **options)
+        return runner.Stage(name, command, 10.0, least_s=0.1, **options)
 
     def run(self, *stages, **plan):
         chosen = {"journal": self.journal, "log": self.log, "key": KEY, "budget_s": 600.0}
-        return run_stages(stages, Plan(**{**chosen, "grace_s": 0.5, **plan}), lambda line: None)
+        return runner.run_stages(
+            stages, runner.Plan(**{**chosen, "grace_s": 0.5, **plan}), lambda line: None
+        )
 
     @property
     def num_runs(self):
@@ -80,13 +72,16 @@ def test_other_settings_or_again_run_it_again_and_other_sources_do_not(bench):
 
 @pytest.mark.parametrize(
     ("mode", "status", "says"),
-    [("crash", CRASHED, "signal 11"), ("fail", FAILED, "exit code 3: the last line says why")],
+    [
+        ("crash", runner.CRASHED, "signal 11"),
+        ("fail", runner.FAILED, "exit code 3: the last line says why"),
+    ],
 )
 def test_a_crash_or_failure_keeps_what_was_found_and_the_rest_goes_on(bench, mode, status, says):
     found = bench.run(bench.stage("bad", mode), bench.stage("good"))
     assert (found["bad"]["status"], found["bad"]["error"]) == (status, says)
     assert found["bad"]["data"]["rows"] == [1, 2]
-    assert found["good"]["status"] == OK
+    assert found["good"]["status"] == runner.OK
     bench.run(bench.stage("bad", mode), bench.stage("good"))
     assert bench.num_runs == 3, "a failed stage is tried again, a good one kept"
 
@@ -101,14 +96,14 @@ def test_a_stage_runs_again_when_what_it_reads_has(bench):
 
 
 def test_a_line_that_was_cut_off_is_no_line_and_harms_no_other(tmp_path):
-    journal = Journal(tmp_path / "results.jsonl")
+    journal = runner.Journal(tmp_path / "results.jsonl")
     journal.begin("one", {"key": KEY}, goes_on=False)
     with journal.file.open("a") as stream:
         stream.write('{"stage": "one", "part": "rows", "row": 0, "va')
     journal.part("one", "rows", 7, 0)
-    journal.end("one", {"status": OK})
+    journal.end("one", {"status": runner.OK})
     assert journal.results()["one"]["data"] == {"rows": [7]}
-    assert journal.results()["one"]["status"] == OK
+    assert journal.results()["one"]["status"] == runner.OK
 
 
 # --- the whole check, with stages of its own -----------------------------------------------------
@@ -164,7 +159,7 @@ def test_a_check_that_is_killed_at_random_moments_loses_nothing_and_leaves_nobod
     script, ran, out = tmp_path / "check.py", tmp_path / "ran", tmp_path / "out"
     script.write_text(CHECK.format(file=str(script), ran=str(ran)))
     command = [sys.executable, str(script), "--device", "cpu", "--smoke", "--out", str(out)]
-    journal, moments, kills = Journal(out / "results.jsonl"), random.Random(0), 4
+    journal, moments, kills = runner.Journal(out / "results.jsonl"), random.Random(0), 4
     found = {}
     for _ in range(kills):
         process = subprocess.Popen([*command, "--budget", "60"], stderr=subprocess.DEVNULL)
@@ -179,8 +174,13 @@ def test_a_check_that_is_killed_at_random_moments_loses_nothing_and_leaves_nobod
     assert time.monotonic() - start < 20
     results = journal.results()
     status = {name: result["status"] for name, result in results.items()}
-    assert status.pop("environment") in (OK, KILLED)
-    assert status == {"graphs": OK, "roofline": FAILED, "link": OK, "search": TIMED_OUT}
+    assert status.pop("environment") in (runner.OK, runner.KILLED)
+    assert status == {
+        "graphs": runner.OK,
+        "roofline": runner.FAILED,
+        "link": runner.OK,
+        "search": runner.TIMED_OUT,
+    }
     assert results["roofline"]["error"] == "RuntimeError: on purpose"
     for name in ("graphs", "link"):
         assert results[name]["data"]["rows"] == [*range(8)]
@@ -210,6 +210,6 @@ def test_it_runs_without_what_nobody_is_told_to_bring(tmp_path):
     assert done.returncode == 0, done.stderr + (out / "log.txt").read_text()
     assert "| graphs | ok |" in done.stdout
     assert (out / "summary.md").read_text() == done.stdout
-    found = Journal(out / "results.jsonl").results()
+    found = runner.Journal(out / "results.jsonl").results()
     assert found["graphs"]["data"]["rows"][0]["equal"] is True
     assert found["environment"]["versions"]["torch"]

@@ -287,22 +287,7 @@ def test_there_is_no_side_without_the_tool(monkeypatch, tmp_path):
 
 
 def test_a_step_of_a_trace_is_told_by_kernel_and_wait():
-    def on_device(name, ts, dur, number):
-        kind = {"cat": "kernel", "name": name, "ts": ts, "dur": dur}
-        return {**kind, "args": {"correlation": number}}
-
-    add = (
-        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<"
-        "at::native::BinaryFunctor<float, float, at::native::MulFunctor<float> > > >(int)"
-    )
-    events = [{"ph": "M", "name": "process_name"}]
-    for number, start in enumerate((0.0, 50.0, 9000.0)):
-        launch = {"name": "cudaGraphLaunch", "cat": "cuda_runtime", "ts": start}
-        events.append({**launch, "args": {"correlation": number}})
-        events += [on_device("attend<16>(float)", start + 12, 20.0, number)]
-        events += [on_device(add, start + 2, 8.0, number)]
-    events.append(on_device("other", 200.0, 300.0, 77))
-    found = trace.steps(events)
+    found = trace.steps(CALLS["trace"])
     assert found["kernels"] == [
         {"kernel": "attend", "calls": 1, "us a call": 20.0, "us a step": 20.0},
         {"kernel": "MulFunctor", "calls": 1, "us a call": 8.0, "us a step": 8.0},

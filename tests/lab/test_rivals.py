@@ -9,7 +9,6 @@ from math import inf
 
 import pytest
 
-from beamwright_lab.rivals.blocks import PrefixBlocks
 from beamwright_lab.rivals.radix import RadixCache
 from beamwright_lab.rivals.requests import StepRequest, requests_by_round
 from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine
@@ -103,50 +102,6 @@ def test_every_engine_completes_a_search_that_does_not_fit(engine):
 
 
 # --- vLLM ------------------------------------------------------------------------------------
-
-
-def filled(num_blocks, keys):
-    """A pool in which one sequence has cached these keys and let go of them."""
-    pool = PrefixBlocks(num_blocks)
-    blocks = pool.allocate(len(keys))
-    for block, key in zip(blocks, keys, strict=True):
-        pool.store(block, key)
-    pool.release(blocks)
-    return pool, blocks
-
-
-@pytest.mark.parametrize(
-    ("num_blocks", "keys", "allocated", "asked", "num_found"),
-    [
-        (2, [1, 2], [], [1, 2], 2),
-        (2, [1, 2], [2], [1, 2], 0),
-        (3, [1, 2, 3], [1], [1, 2, 3], 2),  # its tail is evicted before its head
-        (3, [1, 2, 3], [1, 1], [1, 2, 3], 1),
-        (3, [1], [1, 1], [1], 1),  # blocks without content go first
-        (2, [1, 3], [], [1, 2, 3], 1),  # a match ends at the first missing block
-    ],
-)
-def test_a_released_block_is_found_until_it_is_needed(
-    num_blocks, keys, allocated, asked, num_found
-):
-    pool, blocks = filled(num_blocks, keys)
-    for count in allocated:
-        pool.allocate(count)
-    assert pool.match(asked) == blocks[:num_found]
-
-
-def test_blocks_that_somebody_holds_stay_and_the_least_recently_released_go_first():
-    pool, blocks = filled(3, [1, 2, 3])
-    assert pool.fits(blocks[:2], 3)
-    pool.hold(blocks[:2])
-    assert (pool.num_free, pool.allocate(2)) == (1, None)
-    assert pool.allocate(1) == [blocks[2]]
-    pool, first = filled(4, [1, 2])
-    pool.hold(first)
-    pool.release(first[::-1])  # the head first, behind what was never held
-    assert not pool.fits(first, 5)
-    pool.allocate(3)
-    assert (pool.match([1]), pool.match([2])) == ([], first[1:])
 
 
 ODD = [StepRequest(((i,),), (n,), (i, 0), 32) for i, n in enumerate((40, 80, 16))]
@@ -295,31 +250,6 @@ def test_what_a_radix_cache_evicts_and_stores(nodes, options, evictions, stored,
     assert {node: cache.on_host(node) for node in host} == host
 
 
-def test_what_a_request_reads_stays():
-    cache = cache_of(ROOT, A, B)
-    for node in (ROOT, A):
-        cache.lock(node)
-    cache.evict(1_000)
-    assert [cache.on_device(node) for node in (ROOT, A, B)] == [10, 10, 0]
-    assert (cache.tokens, cache.evictable_tokens) == (20, 0)
-    cache.unlock(A)
-    assert cache.evictable_tokens == 10
-
-
-@pytest.mark.parametrize("write_through", [False, True])
-def test_a_step_is_stored_once_and_what_is_new_of_it_again(write_through):
-    cache = cache_of(ROOT, A, host=True, write_through=write_through)
-    assert not write_through or cache.take_unstored() == 20
-    assert cache.evict(10) == (0 if write_through else 10)
-    assert (cache.on_device(A), cache.on_host(A), cache.load(A)) == (0, 10, 10)
-    assert cache.evict(10) == 0, "the host has it still"
-    cache.load(A)
-    assert (cache.insert(A, 11), cache.insert(A, 11)) == (1, 0), "equal tokens are kept once"
-    assert cache.tokens == 21
-    assert not write_through or cache.take_unstored() == 1
-    assert cache.evict(10) == (0 if write_through else 1)
-
-
 def test_prefill_runs_alone_and_a_prefix_that_is_being_computed_is_waited_for():
     engine = SglangEngine(10_000)
     engine.submit(one_round(3, prompt=64))
@@ -351,17 +281,6 @@ def test_admission_reserves_the_whole_step_of_a_new_request_and_a_share_of_the_r
     assert admitted(iteration) == [(0,)], "the prompt of the second is no hit yet: 20 more"
     engine.commit(iteration)
     assert admitted(engine.schedule()) == [(1,)], "of the 99 to come, 0.7 are reserved"
-
-
-def test_the_reserve_falls_with_every_pass_and_a_retraction_sets_it_anew():
-    engine = SglangEngine(10_000)
-    run(engine, one_round(1, step=101))
-    assert engine.reserved == pytest.approx(0.7 - 100 * (0.7 - 0.098) / 600)
-    engine = SglangEngine(90)
-    engine.reserved = 0.0
-    until_preemption(engine, one_round(2, prompt=40))
-    (left,) = engine.running
-    assert engine.reserved <= (left.drawn + 20) / 32
 
 
 def test_retraction_takes_the_request_with_the_fewest_new_tokens_and_its_kv():

@@ -63,17 +63,11 @@ def test_every_pair_fits():
     assert all(row["fits"] for row in publish.read("pairs")["rows"])
 
 
-@pytest.mark.parametrize(
-    ("now", "same"),
-    [
-        ("1.43x of 1,024", True),
-        ("1.45x of 1,024", True),
-        ("1.50x of 1,024", False),
-        ("1.43x", False),
-    ],
-)
-def test_a_figure_is_another_by_more_than_two_in_a_hundred(now, same):
-    before, after = {"a: b": ("1.43x of 1,024", "partly")}, {"a: b": (now, "partly")}
-    assert (not list(papers.changed(before, after))) == same
-    after["a: b"] = "1.43x of 1,024", "reproduced"
-    assert list(papers.changed(before, after)), "the verdict is another"
+def test_a_figure_is_another_by_more_than_two_in_a_hundred():
+    before = {"a: b": ("1.43x of 1,024", "partly")}
+    for now in ("1.43x of 1,024", "1.45x of 1,024"):
+        assert not list(papers.changed(before, {"a: b": (now, "partly")}))
+    for now in ("1.50x of 1,024", "1.43x"):
+        assert list(papers.changed(before, {"a: b": (now, "partly")}))
+    verdict = {"a: b": ("1.43x of 1,024", "reproduced")}
+    assert list(papers.changed(before, verdict)), "the verdict is another"
