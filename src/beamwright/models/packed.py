@@ -1,11 +1,11 @@
-"""Passes over packed tokens: chunks of several paths one behind the other, and how they are run.
+"""Prefill passes over packed tokens: chunks of several paths, concatenated in one forward pass.
 
-A pass over few tokens takes a card less time than its host takes to launch it: it is padded to one
-of a few sizes, and run as one step that is captured once (`CapturedPasses`). Padding changes no bit
-of what it pads: its tokens see one another alone, their keys and values are kept nowhere, and a
-product's row has the same bits among any others (`models.streaming`, on a card; where it has not,
-it follows the batch without padding, too). Chunks are cut before: sizes decide no sums. Knows no
-requests, and no queue.
+On a GPU, launching a pass over few tokens takes longer than computing it. Such a pass is padded to
+one of a few sizes and captured once as a graph (`CapturedPasses`). Padding does not change results:
+padding tokens attend only to each other, and their keys and values are discarded. Rows of a matrix
+product are batch-invariant on a card (`models.streaming`); where they are not, they depend on the
+batch without padding as well. Chunks are split before padding, so sizes do not affect partial sums.
+This module knows no requests and no queue.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.plan.costs import CAPTURED_TOKENS
 
+# Token counts of captured passes. Larger passes take longer to compute than to launch.
 SIZES = (64, 128, 256, 384, 512, 768, CAPTURED_TOKENS)
-"""Tokens of captured passes; with more, what is computed takes longer than the launches of it."""
-_FEW = 64  # tokens that are read, or all of them
+_FEW = 64  # a pass returns the hidden states of at most this many tokens, or of all tokens
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What a pass computes.
+    """The input of one pass.
 
-    lengths: tokens of the chunk behind each path. token_ids, positions: [tokens] of all chunks.
-    read: the tokens whose hidden states are wanted, in order.
+    paths: the path that each chunk attends to.
+    lengths: the number of tokens in each path's chunk.
+    token_ids, positions: [tokens], all chunks concatenated.
+    read: indices of the tokens whose hidden states are returned, in order.
     """
 
     paths: Sequence[Path]
@@ -48,12 +50,14 @@ class Packed:
 
     @property
     def chained(self) -> bool:
-        """True if some of it is behind what the pass itself writes: each layer has to be in its
-        place before anybody attends to it."""
+        """True if a chunk attends to KV that the same pass writes.
+
+        Then each layer's KV must be stored before that layer's attention runs.
+        """
         return any(part.visible > part.segment.length for path in self.paths for part in path)
 
     def hidden(self, decoder: Decoder, view: AttentionView) -> Tensor:
-        """Hidden states [read, hidden], by a pass of its own; it closes the view."""
+        """Run the pass without capture and close the view; return hidden states [read, hidden]."""
         total, device, read_at = len(self.token_ids), decoder.device, None
         padding = padded_rows(total) - total
         if len(self.read) < total:
@@ -71,11 +75,13 @@ class Packed:
 
 @dataclass
 class Writing(AttentionView):
-    """An attention view that also writes every layer's keys and values of the first `num_tokens`,
-    those before padding.
+    """An attention view that also stores each layer's keys and values.
 
-    write: takes a layer's group, its place there, as in `places`, and what it is given.
-    states: of recurrent layers.
+    view: the view that computes attention.
+    num_tokens: the number of tokens before padding; only their KV is stored.
+    write: called with the layer's group, its index in the group, and the keys and values.
+    places: (group, index in the group) of each layer.
+    states: the states of recurrent layers.
     """
 
     view: AttentionView
@@ -100,44 +106,45 @@ Numbers = npt.NDArray[Any]
 
 
 class Replay:
-    """Runs steps by calling them, and brings what they found to the host.
+    """Runs steps by calling them and copies their results to the host.
 
-    The specification of `engine.graphs.CudaGraphReplay`, and all that a CPU needs.
-    is_plain: a step is done when `run` returns, so that looking at its results costs no time.
+    It is the specification of `engine.graphs.CudaGraphReplay` and the implementation for CPUs.
+    is_plain: a step is complete when `run` returns, so reading its results does not wait.
     """
 
     is_plain = True
 
     @property
     def idle_bytes(self) -> int:
-        """Memory that nothing uses between steps, and nothing else can."""
+        """Bytes that captured graphs reserve between steps and that no other code can use."""
         return 0
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
-        """Run `step` once.
+        """Run `step` once, or replay its capture.
 
-        key: its shapes. version: grows when tensors that any step touches have moved.
+        key: identifies the shapes of the step.
+        version: increases when tensors that any step uses have moved, which invalidates captures.
         """
         step()
 
     def fetch(self, values: torch.Tensor) -> Callable[[], Numbers]:
-        """Start to copy numbers to the host; what is returned waits for them and them alone.
+        """Start copying `values` to the host; return a function that waits for the copy.
 
-        The caller must not write `values` before it has them.
+        The caller must not overwrite `values` before that function has returned.
         """
         return lambda: values.cpu().numpy()
 
     def release(self) -> None:
-        """Forget what was captured, and its memory."""
+        """Free all captures and their memory."""
 
 
 class CapturedPasses:
-    """Passes of one model whose launches are captured: by a size, and whether few tokens are read.
+    """Captured prefill passes of one model, keyed by size and by whether few tokens are read.
 
-    What a pass reads of the host, token ids and work lists, is in tensors that stay where they are,
-    and so is what it finds. So passes follow one another, on whatever stream: the caller's.
+    Inputs from the host (token ids, work lists) and outputs are in tensors at fixed addresses. So
+    passes must run one after the other, on the caller's stream.
 
-    backend: its views keep keys and values themselves. failed: why passes cannot be captured.
+    backend: an attention backend whose views store keys and values themselves.
     """
 
     def __init__(
@@ -149,9 +156,9 @@ class CapturedPasses:
         self._inputs = self._found = torch.empty(0)
 
     def hidden(self, packed: Packed, slots: Sequence[Any]) -> Tensor | None:
-        """Hidden states [read, hidden]; None where the pass is none of these.
+        """Run the pass; return hidden states [read, hidden], or None if no captured size fits.
 
-        slots: places of the tokens in the pool, by group of layers.
+        slots: the tokens' slots in the pool, per layer group.
         """
         total, few = len(packed.token_ids), len(packed.read) <= _FEW
         size = size_of(total, len(packed.lengths))
@@ -185,6 +192,6 @@ class CapturedPasses:
 
 
 def size_of(num_tokens: int, num_chunks: int) -> int | None:
-    """Tokens of the captured pass that takes so many, and chunks; None: none does."""
+    """Return the smallest captured size for these tokens and chunks, or None if none fits."""
     fitting = (size for size in SIZES if num_tokens <= size and num_chunks < size // LEAST_CHUNK)
     return next(fitting, None)

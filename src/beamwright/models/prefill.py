@@ -1,8 +1,8 @@
-"""Prefills: sequences of leased batches, which requests go together and what they hold meanwhile.
+"""Prefill scheduling: which requests run in one batch, and which segments each batch leases.
 
-The model (`tree_model`) and the lab's simulator run this very code, which knows residency and no
-tensors, since the order of leases decides what is evicted, and bytes on the link are equal only if
-every lease is the same.
+This code knows residency but no tensors, so that the model (`tree_model`) and the lab's simulator
+can share it. The order of leases decides evictions. The simulator's bytes on the link equal the
+engine's only if all leases are equal.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Path, Segment, Source, copies_needed, visible_path, whole
 from beamwright.models.decoder import padded_rows
 
-_BATCH_PADDED_TOKENS = 4096
+_BATCH_PADDED_TOKENS = 4096  # the largest batch, in tokens after padding
 
 
 @dataclass
 class PrefillRequest:
     """Tokens to append to `segment`, which follows `path`.
 
-    start: position of the first token.
-    read: which of the tokens' hidden states are wanted, in order; None for all of them.
-    again: they had KV that has left the device. stays: the segment outlives what asks for it, and
-    is worth a place on the host.
+    start: the position of the first token.
+    read: indices of the tokens whose hidden states are returned, in order; None for all tokens.
+    again: True if this recomputes KV that was evicted.
+    stays: True if the segment outlives the request, so that writing it back to the host is useful.
     """
 
     path: Path
@@ -37,13 +37,13 @@ class PrefillRequest:
     stays: bool = True
 
     def reads(self, offset: int, count: int) -> list[int]:
-        """Which of the `count` tokens from `offset` on are read, counted from there."""
+        """Return the tokens of `read` within [offset, offset + count), relative to `offset`."""
         if self.read is None:
             return list(range(count))
         return [token - offset for token in self.read if offset <= token < offset + count]
 
 
-# Numbers of the requests, their next tokens, and how many came before those.
+# Arguments: indices of the requests, each one's next tokens, and their offset in the request.
 Forward = Callable[[list[int], list[Sequence[int]], int], None]
 
 
@@ -55,11 +55,12 @@ def prefill_in_batches(
     *,
     reads_written: bool = True,
 ) -> None:
-    """Call `forward` for every batch of chunks, with all that it reads and writes held.
+    """Call `forward` for each batch of chunks, with leases on all segments it reads and writes.
 
-    Some may be behind segments that others, which come before them, write: all are one batch where
-    they fit, so that weights are read once; else level by level.
-    reads_written: whoever computes can read what the same pass has written, layer by layer.
+    A request may follow a segment that an earlier request writes. All requests form one batch if
+    they fit, so that the weights are read once. Otherwise they run level by level.
+
+    reads_written: True if attention can read KV that the same pass wrote for the same layer.
 
     Raises:
         CapacityError: if the KV budget cannot hold the new segments.
@@ -74,7 +75,7 @@ def prefill_in_batches(
         with residency.lease(prefill_needs(residency, members)) as lease:
             lease.add(whole({request.segment: 1 for request in members}))
             forward(batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset)
-        # What is computed again is needed by whoever asked for it.
+        # Recomputed tokens are not counted here: the request that needs them has counted them.
         fresh = [] if offset else [request for request in members if not request.again]
         num_tokens = sum(len(request.token_ids) for request in fresh)
         residency.count_needed(request.path for request in fresh)
@@ -85,7 +86,7 @@ def prefill_in_batches(
 
 
 def _levels(requests: Sequence[PrefillRequest]) -> list[list[int]]:
-    """Their numbers, by how many of the others they follow."""
+    """Group the requests' indices by depth: level k follows a request of level k - 1."""
     place: dict[Segment, int] = {}
     levels: list[list[int]] = [[]]
     for number, request in enumerate(requests):
@@ -99,8 +100,11 @@ def _levels(requests: Sequence[PrefillRequest]) -> list[list[int]]:
 def _is_one_batch(
     residency: CacheManager, requests: Sequence[PrefillRequest], chunk_tokens: int
 ) -> bool:
-    """Can all be computed in one pass, though some read what others write? A state is written when
-    its pass is over, and a copy per beam when it is read."""
+    """Return whether one pass can compute requests that follow each other.
+
+    That is impossible with recurrent states, which are written at the end of a pass, and with
+    copies per beam, which are made when a path is read.
+    """
     lengths = [len(request.token_ids) for request in requests]
     split = max(lengths) > chunk_tokens or sum(map(padded_rows, lengths)) > _BATCH_PADDED_TOKENS
     by_beam = residency.copies_per_beam or any(
@@ -112,20 +116,20 @@ def _is_one_batch(
 def prefill_needs(
     residency: CacheManager, requests: Sequence[PrefillRequest]
 ) -> dict[Segment, int]:
-    """Device copies of each segment that these requests read."""
+    """Return the number of device copies that the requests need of each segment they read."""
     paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
     return copies_needed(paths, per_beam=residency.copies_per_beam)
 
 
 def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
-    """Note in the segment what these tokens' KV was computed from."""
+    """Record in the segment the tokens that its KV was computed from, for recomputation."""
     known = request.segment.source or Source(request.path, (), request.start)
     tokens = (*known.token_ids, *token_ids)
     request.segment.source = Source(known.path, tokens, known.start)
 
 
 def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
-    """The same, and those whose states they begin from, up to one that is there."""
+    """Add the ancestors whose recurrent states must be recomputed, up to one that still exists."""
     found = dict.fromkeys(lost)
     for segment in lost:
         source = segment.source
@@ -139,10 +143,10 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
 
 
 def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
-    """Compute evicted KV, and states that it begins from, again, level by level.
+    """Recompute evicted KV, and the recurrent states it starts from, level by level.
 
-    What runs out of room has lost nothing: it is put in the place of what is gone when all of it is
-    there, and groups of layers that are not gone are being read.
+    The KV is computed into a new segment, which replaces the evicted parts at the end. So running
+    out of blocks loses nothing, and layer groups that were not evicted stay readable.
     """
     requests = list[PrefillRequest]()
     for segment in _with_states_before(lost):
@@ -155,7 +159,7 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
         level = list(members)
         again = [replace(request, segment=store.create()) for request in level]
         try:
-            with Lease(whole({twin.segment: 1 for twin in again})):  # none makes way for another
+            with Lease(whole({twin.segment: 1 for twin in again})):  # none may evict another
                 run(again)
                 for request, twin in zip(level, again, strict=True):
                     store.take_over(request.segment, twin.segment)
@@ -170,8 +174,11 @@ def _batches(
     levels: Iterable[Sequence[int]],
     chunk_tokens: int,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Of each level, chunk by chunk, requests that still have tokens at that offset, longest first,
-    in bounded batches."""
+    """Yield (offset, indices of requests) for each batch, level by level and chunk by chunk.
+
+    Within a chunk the requests with most remaining tokens come first. A batch has at most
+    `_BATCH_PADDED_TOKENS` padded tokens and fits the KV budget, or has one request.
+    """
     for level in levels:
         longest = max((len(requests[i].token_ids) for i in level), default=0)
         for offset in range(0, longest, chunk_tokens):

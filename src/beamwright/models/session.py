@@ -1,8 +1,8 @@
-"""DecodeSession: the rows of the running batch, decoded together, one token per row and call.
+"""DecodeSession: decodes the rows of the running batch together, one token per row and call.
 
-The tail's size is a constant of the backend, never a function of the budget or of the batch: it
-sets where attention's partial sums are cut, and results must not depend on the schedule
-(docs/concepts/sameness.md).
+The tail's size is a constant of the attention backend and depends neither on the budget nor on the
+batch. It decides where attention's partial sums are split, and results must not depend on the
+schedule (docs/concepts/sameness.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails, SessionTail
 from beamwright.models.decoder import Decoder, captured_rows, padded_rows
 
-_CLOSED = DecodeView()
-"""The view of a session without rows: every call does nothing."""
+_CLOSED = DecodeView()  # the view of a session without rows; its methods do nothing
 
 
 @dataclass(eq=False)
 class _OpenRow:
-    """A row: its path and segment, tokens read as sealed, and tokens in its tail behind those."""
+    """A row with its path and the segment of its current step.
+
+    flushed: tokens of the step that attention reads from blocks. held: newer tokens in the tail.
+    """
 
     path: Path
     segment: Segment
@@ -40,21 +42,23 @@ class _OpenRow:
 
 
 def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
-    """Whether a token's kernels find the states of recurrent layers in these blocks."""
+    """Return whether the step kernels read recurrent states directly from the pool's blocks."""
     cells = store.pool.states
     return decoder.steps_in_place and cells is not None and cells.has_whole_lines
 
 
 class DecodeSession:
-    """Rows that are decoded together, one token per row and call; they join and leave in between.
+    """Rows that are decoded together. Rows join and leave between calls.
 
-    Rows are padded (`pad`) with rows that own no segment. A row's newest tokens are in the tail,
-    which attention reads; `store` also writes them to the row's segment, so that they can go to the
-    host while decoding goes on (LBS section 4.1).
+    The batch is padded (`pad`) with rows that own no segment. A row's newest tokens are in the
+    tail, which attention reads. `store` also writes them to the row's segment, so that they can be
+    written back to the host while decoding continues (LBS section 4.1).
 
-    A token is `forward`; or `prepare` once for several, then `compute` and `advance` for each.
-    stays: memory outlives the rows, at addresses that stay while `num_moves` does.
-    Where the backend `spreads`, a pass may also be over any tokens of some rows, `forward_some`.
+    Call `forward` for one token per row. For several tokens call `prepare` once, then `compute` and
+    `advance` for each token. If the backend `spreads`, `forward_some` computes any tokens of some
+    rows in one pass.
+
+    stays: keep the memory when rows leave. Addresses then change only when `num_moves` changes.
     """
 
     def __init__(
@@ -68,11 +72,12 @@ class DecodeSession:
         self._decoder, self._store, self._backend = decoder, store, backend
         self._in_blocks = backend.writes_blocks
         self._tail: SessionTail = backend.make_tail(store, stays=stays)
-        self._spread: Sequence[int] | None = None  # rows that the view is over, if not all once
+        # The row of each query in the view; None: one query for every row, in order.
+        self._spread: Sequence[int] | None = None
         self._workspace = backend.workspace(store)
         self._stays = stays
         self._view = _CLOSED
-        self._seen = store.num_relocated  # as far as this session knows
+        self._seen = store.num_relocated  # relocations that the view already accounts for
         self._states: StateRows | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
@@ -80,29 +85,29 @@ class DecodeSession:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the present batch, padding included."""
+        """Number of rows in the batch, including padding."""
         return len(self._rows)
 
     def pad(self, num_rows: int) -> int:
-        """Rows that a batch of so many has."""
+        """Return the padded batch size for `num_rows` rows."""
         if self._stays:
             return captured_rows(num_rows)
         return padded_rows(num_rows, self._decoder.least_rows)
 
     @property
     def tail_shape(self) -> tuple[int, int]:
-        """Rows and tokens that the tail has places for: the kernels' strides depend on them."""
+        """The tail's capacity (rows, tokens). The kernels' strides depend on it."""
         return self._tail.num_rows, self._tail.num_tokens
 
     @property
     def num_moves(self) -> int:
-        """How often anything was allocated anew: a step captured before must not be replayed."""
+        """Number of reallocations. A step captured before the last one must not be replayed."""
         parts = self._tail, self._workspace, self._state_tables
         return sum(part.num_moves for part in parts if part is not None)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the tail's memory."""
+        """Size of the tail's memory in bytes."""
         return self._tail.num_bytes
 
     # --- rows --------------------------------------------------------------------------------
@@ -110,13 +115,14 @@ class DecodeSession:
     def arrange(
         self, kept: Sequence[int], paths: Sequence[Path] = (), segments: Sequence[Segment] = ()
     ) -> None:
-        """Go on with these rows in this order, then with new ones behind these paths.
+        """Set the batch: the `kept` rows in that order, then one new row per path and segment.
 
-        A new row may have stored tokens of its step before: they come back into its tail.
+        If a new row was preempted within its step, the stored tokens that do not fill a tail are
+        copied back into its tail.
         """
         fresh = []
         for path, segment in zip(paths, segments, strict=True):
-            # A function of the token alone, so that preempted rows go on with the same sums.
+            # It depends only on the length, so a preempted row continues with the same sums.
             held = segment.length % self._backend.tail_tokens
             fresh.append(_OpenRow(path, segment, segment.length - held, held))
         rows = [*(self._rows[row] for row in kept), *fresh]
@@ -133,27 +139,26 @@ class DecodeSession:
         self._rows, self._states = [*rows, *([None] * (num_rows - len(rows)))], None
         if compacts:
             self._spread_view(None)
-            self._view.drop_rows(spare)  # they have left: what they read may be gone
+            self._view.drop_rows(spare)  # their segments may have been freed
             self._view.keep_rows(torch.tensor(index, device=self._decoder.device))
             self._view.count_rows(len(rows))
         else:
             self._open_view()
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Give up these rows' segments: what is decoded in them from here on is lost."""
+        """Detach these rows from their segments. Tokens that they decode later are discarded."""
         for row in rows:
             self._rows[row] = None
         self.stop(rows)
         self._view.drop_rows(rows)
 
     def stop(self, rows: Sequence[int]) -> None:
-        """These rows have forwarded their last token: recurrent layers keep their states as they
-        are, whatever is computed behind it."""
+        """Freeze the recurrent states of these rows, which have forwarded their last token."""
         if self._states is not None and rows:
             self._states.stop(rows)
 
     def close(self) -> None:
-        """No rows are left; segments stay with their owners."""
+        """Remove all rows. Their segments stay with their owners."""
         self._close_view()
         self._tail.close()
         if self._workspace is not None and not self._stays:
@@ -161,7 +166,7 @@ class DecodeSession:
         self._rows = []
 
     def release(self) -> None:
-        """Give all memory back until rows join again."""
+        """Free all memory until rows join again."""
         self.close()
         self._tail.release()
         if self._workspace is not None:
@@ -170,15 +175,15 @@ class DecodeSession:
     # --- tokens ------------------------------------------------------------------------------
 
     def max_tokens(self) -> int:
-        """Tokens that every row can get before `prepare` has to be asked again; at least one."""
+        """Return how many tokens every row can decode before the next `prepare`; at least one."""
         capacity = self._backend.tail_tokens
         return min(capacity - row.held % capacity for row in self._rows if row is not None)
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [rows, hidden] of one token per row ([rows] ids and positions).
+        """Compute one token per row from ids and positions [rows]; return [rows, hidden].
 
         Raises:
-            CapacityError: if its KV is written to blocks at once, and none are left.
+            CapacityError: if the backend writes KV directly to blocks and no block is free.
         """
         if self._in_blocks:
             self._store.reserve({r.segment: r.num_tokens + 1 for r in self._rows if r is not None})
@@ -188,9 +193,10 @@ class DecodeSession:
         return hidden
 
     def prepare(self, max_tokens: int) -> None:
-        """Make places for up to `max_tokens` tokens per row. A full tail is stored, then sealed.
+        """Make room in the tails for up to `max_tokens` tokens per row.
 
-        Where KV is written to blocks at once, they are those that the rows' segments have.
+        A full tail is stored in the row's segment first. If the backend writes KV directly to
+        blocks, the rows' segments must already have the blocks.
         """
         capacity = self._backend.tail_tokens
         full = {i: row for i, row in enumerate(self._rows) if row and row.held == capacity}
@@ -212,7 +218,7 @@ class DecodeSession:
         self._view.prepare(self._decoder.shape.heads)
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether so many tokens of every row have places; takes blocks that nobody has."""
+        """Return whether each row has room for `num_tokens`; reserves free blocks, evicts none."""
         if self._in_blocks:
             rows = [row for row in self._rows if row is not None]
             wanted = {row.segment: row.flushed + row.held + num_tokens for row in rows}
@@ -222,7 +228,7 @@ class DecodeSession:
         return True
 
     def compute(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """What `forward` returns, and nothing else: the host does not count the token."""
+        """Compute one token per row as `forward` does, without the host's bookkeeping."""
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
         if self._states is not None:
@@ -232,13 +238,16 @@ class DecodeSession:
     def forward_some(
         self, some: Sequence[tuple[int, int, int, int]], written: Sequence[tuple[int, int, int]]
     ) -> Tensor:
-        """Hidden states [tokens and padding, hidden] of any tokens of some rows, after `prepare`.
+        """Compute several tokens of some rows in one pass, after `prepare`.
 
-        some: tokens (row, ahead, id, position), so many ahead of those that the row holds. A row's
-        first one has none ahead, and the others follow it: each sees those before it. written:
-        (number of a token, row, ahead), whose KV it is; the row that it is computed as is one.
-        They are computed as any rows are, so in the same bits as one after the other. Nothing is
-        held until `advance`.
+        Returns hidden states [tokens and padding, hidden]. Each token is computed as a row of the
+        batch, so it is bitwise equal to decoding one token after the other. The tokens count as
+        held only after `advance`.
+
+        some: tokens as (row, ahead, id, position). `ahead` is the token's distance from the last
+            token that the row holds: 0 for the row's first new token, then 1, 2, ... Each token
+            attends to those before it.
+        written: (index into `some`, row, ahead) for each row whose tail stores that token's KV.
         """
         held = [row.held if row is not None else 0 for row in self._rows]
         padding = padded_rows(len(some), self._decoder.least_rows) - len(some)
@@ -247,7 +256,7 @@ class DecodeSession:
         columns = torch.tensor([rows, places, *given], device=self._decoder.device)
         index, where, ids, positions = columns
         copied = torch.tensor([(at, row, held[row] + n) for at, row, n in written])
-        tail = cast(RowTails, self._tail)  # what `spreads` has tails of rows
+        tail = cast(RowTails, self._tail)  # a backend that `spreads` has this kind of tail
         tail.spread(index, where, copied.T.to(self._decoder.device))
         self._spread_view(rows, index)
         hidden = self._decoder.hidden(ids, positions, self._view)
@@ -255,19 +264,19 @@ class DecodeSession:
         return hidden
 
     def advance(self, num_tokens: Mapping[int, int] | None = None) -> None:
-        """So many of the tokens that were forwarded last are these rows'; None: one of every row.
+        """Count `num_tokens[row]` computed tokens as held by the rows; None: one for every row.
 
-        Rows that own no segment hold none.
+        Rows without a segment hold no tokens.
         """
         for place, row in enumerate(self._rows):
             if row is not None:
                 row.held += 1 if num_tokens is None else num_tokens.get(place, 0)
 
     def store(self, num_tokens: Mapping[int, int]) -> None:
-        """Append to the segments of these rows what is missing of so many of their tokens.
+        """Append tail tokens to the rows' segments until each has `num_tokens[row]` tokens.
 
         Raises:
-            CapacityError: if no blocks are left; nothing has been written then.
+            CapacityError: if no blocks are free. Nothing has been written in that case.
         """
         missing = [
             (place, row, count)
@@ -293,7 +302,7 @@ class DecodeSession:
     # --- inside ------------------------------------------------------------------------------
 
     def _find_states(self) -> None:
-        """Where rows' states are; a row that has begun goes on from its own."""
+        """Locate the recurrent states: the row's own once it has tokens, else its parent's."""
         if self._states is None:
             own = [None if row is None else row.segment for row in self._rows]
             begins = [
@@ -317,7 +326,7 @@ class DecodeSession:
         self._seen = self._store.num_relocated
         live = next((row for row in self._rows if row is not None), None)
         assert live is not None, "a batch has a row"
-        # Rows without a segment decode nothing that is kept; they read what some other row reads.
+        # The output of a row without a segment is discarded, so it may read any live row's path.
         read = [row or live for row in self._rows]
         paths = [visible_path(row.path, row.segment, row.flushed) for row in read]
         shared: tuple[Any, ...] = () if self._workspace is None else (self._workspace,)

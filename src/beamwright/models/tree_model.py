@@ -1,7 +1,7 @@
-"""TreeModel: a decoder whose KV lives in tree segments. Batched prefill and decode sessions.
+"""TreeModel: a decoder with its KV in tree segments; batched prefill and decode sessions.
 
-Chunk and tail sizes are constants, never functions of the budget or of the batch: they set where
-attention's partial sums are cut, and results must not depend on the schedule
+Chunk and tail sizes are constants and depend neither on the budget nor on the batch. They decide
+where attention's partial sums are split, and results must not depend on the schedule
 (docs/concepts/sameness.md).
 """
 
@@ -35,7 +35,7 @@ from beamwright.plan.costs import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class HostOptions:
-    """The host tier of one model: see `kv.host`."""
+    """Options of one model's host tier (`kv.host`)."""
 
     budget_bytes: int
     link: Link
@@ -44,7 +44,7 @@ class HostOptions:
 
 
 def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
-    """The KV of each group of a model's layers."""
+    """Return the KV layout of each of the model's layer groups."""
     dtype, kept = decoder.dtype, decoder.kv_dtype
     layouts = [
         KVLayout(
@@ -62,7 +62,7 @@ def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
 
 
 def state_layout(decoder: Decoder) -> StateLayout | None:
-    """The states of a model's recurrent layers; None where it has none."""
+    """Return the layout of the recurrent layers' states, or None for a model without them."""
     tensors = [
         StateTensor(p.layer, p.kind, p.size, torch.float32 if p.wide else decoder.dtype)
         for p in decoder.shape.states
@@ -71,7 +71,7 @@ def state_layout(decoder: Decoder) -> StateLayout | None:
 
 
 def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
-    """By layer: the group whose KV it has, and its place there; that of its source where shared."""
+    """Map each layer to (group, index in the group); a layer that shares KV to its source's."""
     places = {
         layer: (number, place)
         for number, group in enumerate(shape.kv_groups)
@@ -81,13 +81,14 @@ def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
 
 
 class TreeModel:
-    """Decoder + segment store + attention backend of one model (generator or verifier).
+    """The decoder, segment store and attention backend of one model (generator or verifier).
 
-    host: the host tier; None if all KV is on the device. make_store: makes a store that has all KV
-    in that, and its budget on the device. shared: memory of two models, the generator first, where
-    this model's budget is a part that `CacheManager.resize` may change.
-    captured: passes that are run as captured steps; None where none is, see `capture`.
-    tested: the attention that the start-up self-test checks.
+    host: options of the host tier; None keeps all KV on the device.
+    make_store: creates a store whose KV is all in the host tier (layer-wise streaming).
+    shared: memory that generator and verifier share. This model's budget is a part of it, and
+        `CacheManager.resize` may change the part.
+    captured: the captured prefill passes; None until `capture` is called.
+    tested: the attention backend that the start-up self-test checks.
     """
 
     def __init__(
@@ -133,14 +134,14 @@ class TreeModel:
         self._chunk_tokens = prefill_chunk_tokens
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> list[Tensor]:
-        """Compute and store the KV of each request's tokens; parents come first.
+        """Compute and store the KV of each request's tokens; parents must precede children.
 
         Returns:
-            Final hidden states [tokens, hidden] of the tokens that each request reads.
+            For each request, the final hidden states [tokens, hidden] of the tokens in its `read`.
 
         Raises:
-            CapacityError: if the KV budget cannot hold the new segments; DeviceMemoryError: if the
-                device has no working memory even for one request.
+            CapacityError: if the KV budget cannot hold the new segments.
+            DeviceMemoryError: if the device has too little working memory for a single request.
         """
         found: list[list[Tensor]] = [[] for _ in requests]
 
@@ -149,7 +150,7 @@ class TreeModel:
             try:
                 with no_more_memory(f"{len(chunks[0])} tokens cannot be prefilled"):
                     hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
-            except DeviceMemoryError:  # nothing counts as written
+            except DeviceMemoryError:  # retry with half the batch; no KV was committed
                 self.release()
                 if not half:
                     raise
@@ -170,30 +171,33 @@ class TreeModel:
                 reads_written=self.store.writes_layers,
             )
         except BaseException:
-            for request in requests:  # what was taken for tokens that are not there
+            for request in requests:  # free blocks reserved for tokens that were not computed
                 self.store.trim(request.segment)
             raise
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def capture(self, replay: Replay) -> None:
-        """Run passes over few tokens by this from here on, where attention keeps KV by itself."""
+        """Capture small prefill passes with `replay`, if the backend stores KV itself."""
         if self._keeps:
             self.captured = CapturedPasses(self.decoder, self.store, self.backend, replay)
 
     @property
     def idle_bytes(self) -> int:
-        """Memory of captured passes, which nothing else can use."""
+        """Bytes that captured passes reserve and that no other code can use."""
         return 0 if self.captured is None else self.captured.replay.idle_bytes
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
-        """On a card, of whoever computes with it beside others: made once, since torch hands out
-        the same few in turn, and another model's captures are on them."""
+        """The CUDA stream for running this model concurrently with another; None on a CPU.
+
+        It is created once: torch hands out a small pool of streams in turn, and a later one could
+        be the stream of another model's captures.
+        """
         device = self.decoder.device
         return torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def release(self) -> None:
-        """Give that back."""
+        """Free the captured passes."""
         if self.captured is not None:
             self.captured.replay.release()
 
@@ -215,7 +219,7 @@ class TreeModel:
             read=[start + at for start, read in zip(starts, reads, strict=False) for at in read],
         )
         segments, store = [r.segment for r in requests], self.store
-        # Blocks first: where there are none, no view has made working copies.
+        # Reserve blocks before the view makes working copies, so that a failure leaves none.
         if self._keeps and not packed.chained:
             slots = store.slots(segments, lengths)
             hidden = None if self.captured is None else self.captured.hidden(packed, slots)
@@ -234,7 +238,11 @@ class TreeModel:
         return list(hidden.split([len(read) for read in reads]))
 
     def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> StateRows:
-        """A state that goes on from itself is not written before the pass has come to its end."""
+        """Open the requests' recurrent states for one pass.
+
+        If a request continues its own state, all states are written only when the pass is complete,
+        so that a failed pass can be repeated.
+        """
         own = [r.segment for r in requests]
         begins = [
             s.group_segments[-1] if s.length else state_before(r.path)
@@ -244,9 +252,10 @@ class TreeModel:
         return self.store.state_rows(begins, own, lengths, deferred=begun)
 
     def open_session(self, paths: Sequence[Path], segments: Sequence[Segment]) -> DecodeSession:
-        """Start decoding: row i goes on with segment i behind path i.
+        """Start decoding with one row per segment; row i continues path i in segment i.
 
-        The segments may hold tokens of a row's step already. Whoever decodes holds what is read.
+        A segment may already hold tokens of the row's step. The caller must hold leases on
+        everything that the rows read.
         """
         session = DecodeSession(self.decoder, self.store, self.backend)
         session.arrange([], paths, segments)
