@@ -1,9 +1,10 @@
-"""Projections in codes of 4 or 8 bits with a scale for each group of columns.
+"""Projections with weights in codes of 4 or 8 bits, and a scale for each group of columns.
 
-`GroupedLinear` is the form: what quantised checkpoints have, and what plain weights are rounded to.
-On a CPU the library in C multiplies 4 bits as they are (`models.native`). Otherwise tiles are
-turned back and multiplied while they are in a core's cache. The operators are private to torch, so
-they are tried, and compared, before they are trusted.
+`GroupedLinear` is their format. Quantised checkpoints are read into it, and plain weights are
+rounded to it for `--weights int4`. On a CPU the C library multiplies 4-bit codes directly
+(`models.native`). Otherwise weights are dequantised tile by tile, and each tile is multiplied while
+it is in a core's cache. The operators used here are private to torch, so their results are compared
+with plain torch before they are used.
 """
 
 from __future__ import annotations
@@ -18,34 +19,34 @@ from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.plan.costs import GROUPED_TILE_VALUES, INT4_GROUP
 
-_LEVELS = 15  # of 4 bits, above the lowest
+_LEVELS = 15  # the largest 4-bit code
 _NARROW = 4
-_ENDS = {4: torch.float16, 8: torch.float32}  # what scale and low are kept in, by the codes' bits
-_LEAST_SCALE = 2.0**-24  # of float16
+_ENDS = {4: torch.float16, 8: torch.float32}  # dtype of scale and low, by the bits of a code
+_LEAST_SCALE = 2.0**-24  # the smallest positive float16
 _TILE_ROWS = 16
-_CACHED_VALUES = 1 << 18  # 1 MiB
+_CACHED_VALUES = 1 << 18  # float32 values of a tile, 1 MiB
 UNPACK = {
     4: torch.ops.quantized.embedding_bag_4bit_unpack,
     8: torch.ops.quantized.embedding_bag_byte_unpack,
 }
-_BLOCK_VALUES = 1 << 20  # quantised at a time
+_BLOCK_VALUES = 1 << 20  # values quantised at a time
 
 
-# --- products by oneDNN, whose rows have the same bits at any batch (docs/concepts/sameness.md) ---
+# --- products by oneDNN, which are batch-invariant (docs/concepts/sameness.md) ---------------
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""By the dtypes that are packed."""
+"""Relative and absolute tolerance of `close`, for each dtype that oneDNN may multiply here."""
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` for weights that do not stay; batch-invariant where oneDNN multiplies."""
+    """Compute `F.linear` with temporary weights, batch-invariant where oneDNN can be used."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
         return multiply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """By oneDNN; the weight may be in its own order."""
+    """Compute `F.linear` with oneDNN. `weight` may be packed in oneDNN's own order."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -61,7 +62,7 @@ def _can_multiply() -> bool:
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two products are the same but for their roundings."""
+    """Whether two products differ by no more than rounding."""
     most = TOLERANCE[found.dtype]
     return torch.allclose(found, expected, rtol=most, atol=most)
 
@@ -70,20 +71,26 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def check_size(found: tuple[int, ...], size: tuple[int, ...], what: str) -> None:
-    """
+    """Check that the size `found` of a weight is the `size` that the config requires.
+
     Raises:
-        InputError: that names `what`, if a weight has another size than it should.
+        InputError: if not. It names the weight, `what`.
     """
     if found != size:
         raise InputError(f"{what} has shape {found}, config says {size}")
 
 
 class GroupedLinear(Linear):
-    """Codes of 4 or 8 bits in groups of columns: value = code * scale + low, in float32.
+    """A projection with quantised weights: code * scale + low, in float32.
 
-    weight: uint8 [out, groups, bytes]: a group's codes, of 4 bits two to a byte, the first of them
-    low; then its scale and low, in float16 beside 4 bits and in float32 beside 8. That is the
-    layout of torch's embedding tables, whose operators turn tiles back on a CPU.
+    Each group of columns has a scale and a low, which is the value of code 0.
+
+    bits: bits of a code, 4 or 8.
+    weight: uint8 [out, groups, bytes]. Each group has its codes, then its scale and low. Two 4-bit
+        codes share a byte, the first in the low half. Scale and low are float16 with 4-bit codes
+        and float32 with 8-bit codes. This is the layout of torch's quantised embedding tables,
+        whose operators dequantise tiles on a CPU.
+    columns: number of columns; the last group may be padded beyond it.
     """
 
     def __init__(self, bits: int, weight: Tensor, columns: int, bias: Tensor | None = None) -> None:
@@ -92,7 +99,10 @@ class GroupedLinear(Linear):
 
     @classmethod
     def of(cls, bits: int, codes: Tensor, scale: Tensor, low: Tensor) -> GroupedLinear:
-        """codes: uint8 [out, columns]; scale, low: [out, groups], rounded to what is kept."""
+        """Make a projection of codes, uint8 [out, columns], and scale and low [out, groups].
+
+        Scale and low are rounded to the dtype in which they are stored.
+        """
         rows, columns = codes.shape
         grouped = codes.view(rows, scale.shape[1], -1)
         if bits == _NARROW:
@@ -102,7 +112,7 @@ class GroupedLinear(Linear):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The number of rows and of columns."""
         return self.weight.shape[0], self.columns
 
     @property
@@ -111,23 +121,25 @@ class GroupedLinear(Linear):
 
     @property
     def group(self) -> int:
-        """Columns of one."""
+        """The number of columns of a group."""
         return (self.weight.shape[2] - 2 * _ENDS[self.bits].itemsize) * 8 // self.bits
 
     @property
     def ends(self) -> Tensor:
-        """Scales and lows [out, groups, 2]."""
+        """The scale and low of each group [out, groups, 2]."""
         return _split(self.weight, self.bits)[1]
 
     def codes(self, rows: slice) -> Tensor:
-        """Those rows' codes, uint8 [rows, groups * group]."""
+        """Return the codes of `rows`, one per byte: uint8 [rows, groups * group]."""
         return _codes(self.weight[rows], self.bits)[0].flatten(1)
 
     def placed(self, size: tuple[int, ...], device: str, what: str) -> GroupedLinear:
-        """This, on a device.
+        """Check size and scales, move the weight to `device`, and return this projection.
+
+        what: name of the weight, for messages.
 
         Raises:
-            InputError: if it has another size, or scales that are no numbers.
+            InputError: if the size is not `size`, or if a scale or low is NaN or infinite.
         """
         check_size(self.size, size, what)
         if not bool(self.ends.isfinite().all()):
@@ -136,9 +148,12 @@ class GroupedLinear(Linear):
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product, by tiles of rows that are the same at any batch."""
+        """Return the product [rows, out], computed in tiles of weight rows.
+
+        The tiles do not depend on the batch.
+        """
         rows, on_cpu = self.weight.shape[0], x.device.type == "cpu"
-        # A tile that was turned back stays in a core's cache for the product.
+        # On a CPU a dequantised tile is small enough to stay in a core's cache for the product.
         most = _CACHED_VALUES if on_cpu else GROUPED_TILE_VALUES
         count = max(_TILE_ROWS, most // self.columns // _TILE_ROWS * _TILE_ROWS)
         wide = torch.float32 if on_cpu and x.dtype != torch.float64 else x.dtype
@@ -151,7 +166,7 @@ class GroupedLinear(Linear):
         return product.to(x.dtype)
 
     def values(self, rows: slice) -> Tensor:
-        """Those rows [rows, columns] in float32."""
+        """Return the dequantised weights of `rows`: float32 [rows, columns]."""
         table = self.weight[rows]
         if table.device.type == "cpu" and turns_back(self.bits, table.shape[-1]):
             flat: Tensor = UNPACK[self.bits](table.flatten(0, 1))
@@ -160,14 +175,14 @@ class GroupedLinear(Linear):
 
 
 def turned_back(table: Tensor, bits: int) -> Tensor:
-    """Values [rows, groups * group] in float32 of a table [rows, groups, bytes], in plain torch."""
+    """Dequantise a table [rows, groups, bytes] to float32 [rows, groups * group] in plain torch."""
     codes, ends = _codes(table, bits)
     scale, low = ends.float().split(1, dim=-1)
     return torch.addcmul(low, codes.float(), scale).flatten(1)
 
 
 def _codes(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """A table's codes, one in a byte [rows, groups, group], and ends."""
+    """Split a table into codes, one per byte [rows, groups, group], and scale and low."""
     codes, ends = _split(table, bits)
     if bits == _NARROW:
         codes = torch.stack([codes & _LEVELS, codes >> bits], dim=-1).flatten(2)
@@ -181,7 +196,7 @@ def _split(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def turns_back(bits: int, width: int) -> bool:
-    """Whether torch's operator is here, and gives what plain torch does, for groups so wide."""
+    """Whether torch has an operator that dequantises groups of `width` bytes correctly."""
     draws = torch.Generator().manual_seed(0)
     of_ends = 2 * _ENDS[bits].itemsize
     codes = torch.randint(256, (3, 1, width - of_ends), generator=draws, dtype=torch.uint8)
@@ -194,7 +209,7 @@ def turns_back(bits: int, width: int) -> bool:
 
 
 class JoinedLinear(Linear):
-    """Projections of one input that are kept in different ways; their outputs stand in a row."""
+    """Several projections of one input, in different formats, whose outputs are concatenated."""
 
     def __init__(self, parts: list[Linear]) -> None:
         super().__init__(parts[0].weight)
@@ -209,9 +224,12 @@ class JoinedLinear(Linear):
 
 
 def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
-    """One projection of several, of which some are grouped. bias: of all of them."""
+    """Join projections of one input, at least one of them grouped, into one projection.
+
+    bias: the bias of all outputs; None: no bias.
+    """
     first, alike = parts[0], {(type(part), part.weight.shape[1:]) for part in parts}
-    if len(alike) == 1 and isinstance(first, GroupedLinear):  # bits follow from the shape
+    if len(alike) == 1 and isinstance(first, GroupedLinear):  # equal shapes have equal bits
         table = first.weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
         return GroupedLinear(first.bits, table, first.columns, bias)
     if bias is not None:
@@ -222,7 +240,7 @@ def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
 
 
 def as_grouped(weight: Tensor, group: int = INT4_GROUP) -> GroupedLinear:
-    """A plain weight rounded to 4 bits in groups of columns, block by block of its rows."""
+    """Round a plain weight to 4 bits in groups of `group` columns, some rows at a time."""
     rows, columns = weight.shape
     padded = F.pad(weight, (0, -columns % group)).view(rows, -1, group)
     count = max(1, _BLOCK_VALUES // columns)
@@ -231,7 +249,10 @@ def as_grouped(weight: Tensor, group: int = INT4_GROUP) -> GroupedLinear:
 
 
 def _to_nibbles(groups: Tensor) -> GroupedLinear:
-    """Weights [rows, groups, group], float32, each to the nearest of 16 levels of its group."""
+    """Round weights, float32 [rows, groups, group], to the nearest of 16 levels of each group.
+
+    The levels are evenly spaced between the group's smallest and largest weight.
+    """
     low, high = groups.amin(-1), groups.amax(-1)
     scale = ((high - low) / _LEVELS).clamp(min=_LEAST_SCALE).to(_ENDS[_NARROW]).float()
     low = low.to(_ENDS[_NARROW]).float()

@@ -1,9 +1,9 @@
-"""A model's config.json, or what a GGUF file says in its place, as a ModelShape.
+"""Reading a model's config.json, or a GGUF file's metadata, into a `ModelShape`.
 
-The one reader of Hugging Face configs. It refuses, naming what is supported, whatever would make
-the decoder compute something else than the checkpoint means. Code that a folder brings along
-(`auto_map`) is never run. `transformers` reads configs, but those that leave nothing to it, the
-bundled pair's and a GGUF file's: importing it takes a second.
+This is the only reader of Hugging Face configs. It refuses a config with which the decoder would
+compute something else than the checkpoint means; the message names what is supported. Code in a
+model's folder (`auto_map`) is never run. `transformers` parses configs, except those of the bundled
+models and of most GGUF files. These are complete, and importing `transformers` takes a second.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from beamwright.models.named import NAMED_SHAPES, capped, frequencies, named_sha
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
 from beamwright.sections import DecoderChoice, ModelSettings
 
-_UNSCALED = ("default", "dynamic")  # which changes behind max_position_embeddings alone
+# "dynamic" changes positions only beyond max_position_embeddings, which no path exceeds.
+_UNSCALED = ("default", "dynamic")
 _ROPE_TYPES = (*_UNSCALED, "linear", "llama3", "yarn")
 SUPPORTED = (
     f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
     f"rope types {', '.join(_ROPE_TYPES)}"
 )
-"""By the own decoder."""
+"""The part of messages that names what Beamwright's own decoder supports."""
 _KEYS = read_beside(__file__)
 _FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1
@@ -46,12 +47,13 @@ _ELSEWHERE = (
 def find_shape(
     settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
 ) -> ModelShape:
-    """The shape that `--model` means; the name of a known model will do. Reads no weights.
+    """Return the shape of the model that `--model` names, without reading weights.
 
+    The name may also be that of a known model, such as a key of `NAMED_SHAPES`.
     role, written, known: as in `resolve_folder`.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading the model would.
+        InputError, UnsupportedModelError, UnavailableError: for the same reasons as loading.
     """
     spec = settings.model
     shape = None if Path(spec).is_dir() else named_shape(spec)
@@ -66,7 +68,7 @@ def find_shape(
 
 
 def read_eos_ids(folder: Path) -> frozenset[int]:
-    """The token ids that end a reply, as generation_config.json or else config.json has them.
+    """Return the token ids that end a reply, from generation_config.json, or from config.json.
 
     Raises:
         InputError: if one of the files is not a JSON object.
@@ -83,14 +85,16 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
 def read_shape(
     folder: Path, max_context: int | None, role: str = "generator", decoder: DecoderChoice = "auto"
 ) -> ModelShape:
-    """The shape in a folder's config.json.
+    """Read the shape of a model from a folder's config.json, or from a GGUF file.
 
-    max_context: the most tokens that will be used; a sliding window that is at least as long
-    does not matter. decoder: as `--decoder`; auto: of `transformers` where the own one cannot.
+    max_context: most tokens of a path; None: the checkpoint's limit. A sliding window that is at
+        least as long has no effect, so the shape leaves it out.
+    decoder: the value of `--decoder`. "auto" uses a model of `transformers` where the own decoder
+        does not support the config.
 
     Raises:
-        UnsupportedModelError: for an architecture that neither has, or an option that is not
-        implemented, or values that make no model.
+        UnsupportedModelError: for an architecture that neither decoder supports, an option that is
+            not implemented, or values that make no model.
     """
     try:
         written = described.read_config(folder) if is_gguf(folder) else read_written(folder)
@@ -119,17 +123,17 @@ def read_shape(
         elif not line.startswith("model "):
             line = f"model {folder}: {line}"
         raise UnsupportedModelError(line) from error
-    except Exception as error:  # a value of a kind that no rule here foresees
+    except Exception as error:  # for example a value of a type that no check above expects
         raise UnsupportedModelError(
             f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
         ) from error
 
 
 def config_of(folder: Path) -> Any:
-    """A model's config, as `transformers` reads it.
+    """Return a model's config as an object of `transformers`.
 
     Raises:
-        UnsupportedModelError: if it cannot.
+        UnsupportedModelError: if `transformers` cannot read it.
     """
     from transformers import AutoConfig  # noqa: PLC0415 (slow import)
 
@@ -137,7 +141,7 @@ def config_of(folder: Path) -> Any:
         if is_gguf(folder):
             return AutoConfig.for_model(**described.read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of many kinds; each is about what the file says
+    except Exception as error:  # of many types, which all concern the file's contents
         key = _FIELD.search(str(error))
         what = f"config.json: {key[1]} cannot be so" if key else "config.json makes no model"
         raise UnsupportedModelError(f"{what} ({line_of(error)}); {SUPPORTED}") from error
@@ -150,7 +154,7 @@ def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None
 
 
 def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
-    """The shape of a model that `transformers` builds."""
+    """Return the shape of a model that `transformers` builds."""
     from transformers import CONFIG_MAPPING  # noqa: PLC0415 (slow import)
 
     _check_known(written, CONFIG_MAPPING)
@@ -160,15 +164,17 @@ def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | No
 
 
 def _shape_of(given: Any, max_context: int | None) -> ModelShape:
-    _check_known({"model_type": given.model_type}, FAMILIES)  # a mistral may be a ministral
-    # What the modules of `transformers` do not read has no effect: a window in a llama's config.
+    # `transformers` may give another type than config.json, such as ministral for mistral.
+    _check_known({"model_type": given.model_type}, FAMILIES)
+    # Keys that the modules of `transformers` do not read have no effect, such as a window in a
+    # Llama's config. So they are left out.
     used = CONFIGS[given.model_type].used
-    # The older name of `dtype` is an alias whose look-up is remarked upon.
+    # torch_dtype is an older alias of `dtype`. Reading it causes a warning.
     keys = (key for key in used if key != "torch_dtype" and hasattr(given, key))
     config = SimpleNamespace(**{key: getattr(given, key) for key in keys})
     family, heads = FAMILIES[config.model_type], config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if not 1 <= head_dim <= _WIDEST_HEAD:  # as many rotary frequencies are computed
+    if not 1 <= head_dim <= _WIDEST_HEAD:  # bounds the number of rotary frequencies
         raise UnsupportedModelError(
             f"config.json: head_dim must be from 1 to {_WIDEST_HEAD:,}, not {head_dim:,}"
         )
@@ -214,9 +220,10 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
 def _groups(
     config: Any, window: int | None, context: int, heads: tuple[int, int]
 ) -> tuple[LayerGroup, ...]:
-    """Layers that see a window and those that see all, where a window is shorter than the context.
+    """Group the layers into those that see all tokens and those that see a sliding window.
 
-    heads: KV heads and their head_dim.
+    Return () if no window is shorter than the context, so that all layers are alike.
+    heads: number of KV heads, and head_dim.
     """
     if window is None or window >= context:
         return ()
@@ -256,10 +263,15 @@ def _check_weights(values: Mapping[str, Any]) -> None:
 
 
 def _check_counts(values: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModelError for the first count or width that is given and is none."""
+    """Check that the counts and widths in a config are whole numbers in a valid range.
+
+    Raises:
+        UnsupportedModelError: for the first that is not.
+    """
     for name in _KEYS["counts"]:
         value = values.get(name)
-        every = value if isinstance(value, list) else [value]  # of some families, one for a layer
+        # Some families have a list with one value per layer.
+        every = value if isinstance(value, list) else [value]
         if value is not None and not all(type(v) is int and 1 <= v <= _LARGEST for v in every):
             raise UnsupportedModelError(
                 f"config.json: {name} must be a whole number from 1 to {_LARGEST:,}, "
@@ -274,7 +286,11 @@ def _check_counts(values: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(shape: ModelShape) -> None:
-    """What follows from the numbers is usable, too."""
+    """Check the numbers that are computed from a config.
+
+    Raises:
+        UnsupportedModelError: for an odd head_dim, or for numbers that are not finite.
+    """
     if shape.inv_freq and len(shape.inv_freq) * 2 != shape.head_dim:
         raise UnsupportedModelError(f"config.json: an odd head_dim ({shape.head_dim})")
     numbers = {
@@ -290,8 +306,14 @@ def _check_numbers(shape: ModelShape) -> None:
 
 
 def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
-    """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table; those of
-    layers with a window, where a config has them apart."""
+    """Return the fields of `ModelShape` for rotary positions.
+
+    These are the inverse frequencies, and the scale of cos and sin. Where a config has different
+    positions for layers with a window, these layers and their frequencies are returned too.
+
+    Raises:
+        NotBuiltError: for positions that are not supported.
+    """
     rope = dict(getattr(config, "rope_parameters", None) or {})
     of_kind, kinds = rope.get("sliding_attention"), getattr(config, "layer_types", None) or ()
     if of_kind is None:
@@ -308,7 +330,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
 
 
 def _scales_positions(config: Mapping[str, Any]) -> bool:
-    """Whether its rotary positions are scaled: `rotary` then needs a `transformers` config."""
+    """Whether rotary positions are scaled, so that `_rotary` needs a config of `transformers`."""
     rope = config["rope_parameters"]
     kinds = rope if "full_attention" in rope else {"all": rope}
     return any(kind["rope_type"] not in _UNSCALED for kind in kinds.values())

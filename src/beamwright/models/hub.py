@@ -1,7 +1,7 @@
-"""Which checkpoint folder, or which model of the hub, an option means.
+"""Resolving `--model` and `--verifier` to a checkpoint folder, or to a model of the hub.
 
-Knows files by name only, but for the first bytes of a GGUF file. A folder that could hold up a
-reader - a pipe, a device - is refused.
+This module looks at file names only, except for the first bytes of a GGUF file. It refuses folders
+with files that could block a reader, such as pipes and devices.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ _LONGEST_LINE = 200
 def resolve_folder(
     spec: str, role: str, written: str | None = None, known: str = "", *, weights: bool = True
 ) -> Path:
-    """The checkpoint folder that `--model` or `--verifier` means.
+    """Return the checkpoint folder or GGUF file that `--model` or `--verifier` names.
 
-    role: "generator" or "verifier", the bundled folder that `bundled` stands for;
-    `bundled:strong` is the verifier's in either, whose backbone is a generator, too;
-    `bundled:thinking` is a generator that thinks.
-    written: the option's value where it says more than `spec`. known: what could be meant where
-    there is no such folder. weights: of the hub's, download the weights, too.
+    spec: the name. "bundled" is the bundled folder of the `role`. "bundled:strong" is the bundled
+        verifier in both roles, because its backbone can also generate. "bundled:thinking" is a
+        generator that thinks.
+    role: "generator" or "verifier".
+    written: the option's value as the user wrote it, if it is more than `spec`.
+    known: a hint for the message if there is no such folder.
+    weights: False to download a model of the hub without its weights.
 
     Raises:
-        InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
+        InputError: if there is no such folder, or it has no model that can be read.
+        UnavailableError: if the hub cannot be reached.
     """
     option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
     if spec.startswith(ELSEWHERE):
@@ -53,8 +56,8 @@ def resolve_folder(
     if not (folder / "config.json").is_file():
         raise InputError(f"{spec}: {adapter_of(folder) or 'no config.json in this folder'}")
     for file in folder.iterdir():
-        # A pipe among a model's files would be waited for, a device be read for ever; so would
-        # some files that the system makes up, which are regular ones by name.
+        # Reading a pipe would wait, and reading a device would never end. The same holds for some
+        # files below /proc and /sys, although they are regular files.
         made_up = file.is_symlink() and file.resolve().parts[1:2] in (("proc",), ("sys",))
         if made_up or (file.exists() and not file.is_file() and not file.is_dir()):
             raise InputError(f"{file}: not a regular file")
@@ -62,9 +65,10 @@ def resolve_folder(
 
 
 def _gguf_in(folder: Path, tag: str = "") -> Path | None:
-    """A folder's GGUF file, the first of a model's shards, where it has no other weights.
+    """Return a folder's GGUF file, or the first shard; None if the folder has other weights.
 
-    tag: part of its name, as the hub's users write it.
+    tag: part of the file's name, as in `ORG/NAME:TAG`. With a tag, subfolders are searched too,
+        and other weights are ignored.
 
     Raises:
         InputError: if there are several models.
@@ -81,7 +85,7 @@ def _gguf_in(folder: Path, tag: str = "") -> Path | None:
 
 
 def _in_vllm(spec: str) -> str | None:
-    """How vLLM has a model, where its engine is named as there once was."""
+    """Return advice if `spec` names the former option "vllm:MODEL"; None otherwise."""
     kind, _, place = spec.partition(":")
     name = place.removeprefix("hf:").partition("?")[0] or "PATH"
     url = f"openai:http://127.0.0.1:8000/v1#{name}"
@@ -89,7 +93,7 @@ def _in_vllm(spec: str) -> str | None:
 
 
 def _instead(spec: str, role: str, known: str) -> str:
-    """What is wrong with a place that is no folder."""
+    """Return what is wrong with `spec`, which is not a folder, and what may have been meant."""
     folder = Path(spec)
     if folder.is_file():
         if folder.suffix.lower() == GGUF:
@@ -109,8 +113,13 @@ def _instead(spec: str, role: str, known: str) -> str:
 
 
 def tokenizer_folder(spec: str, written: str) -> Path:
-    """The folder with the tokenizer that a name means; ORG/NAME is a model of the hub where there
-    is no such folder, as servers name theirs. Raises what `resolve_folder` does.
+    """Return the folder with the tokenizer that `spec` names.
+
+    ORG/NAME without "hf:", the usual name of a model on a server, is a model of the hub if there is
+    no such folder. The hub's weights are not downloaded.
+
+    Raises:
+        InputError, UnavailableError: as `resolve_folder`.
     """
     hub = spec.removeprefix("hf:")
     if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
@@ -119,9 +128,14 @@ def tokenizer_folder(spec: str, written: str) -> Path:
 
 
 def _download(name: str, *, weights: bool = True) -> Path:
-    """The hub's ORG/NAME[:GGUF][@REVISION], a branch, tag or commit.
+    """Download ORG/NAME[:GGUF][@REVISION] from the hub, and return its folder or GGUF file.
 
-    GGUF: part of a file's name, such as Q4_K_M: it alone is downloaded, whatever `weights` says.
+    REVISION is a branch, tag or commit. GGUF is a part of a file's name, such as Q4_K_M. With it
+    only files of that name are downloaded, even if `weights` is False.
+
+    Raises:
+        UnavailableError: if the download fails.
+        InputError: if there is no such GGUF file.
     """
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
 
@@ -133,7 +147,7 @@ def _download(name: str, *, weights: bool = True) -> Path:
         patterns = [f"*{each}*{GGUF}" for each in (tag, tag.lower(), tag.upper())]
     try:
         folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises many kinds, network and not-found alike
+    except Exception as error:  # the client raises many types, for network errors and others
         raise UnavailableError(
             f"hf:{name}: cannot be downloaded ({line_of(error)}); "
             "without a network, pass a local folder"

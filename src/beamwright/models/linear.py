@@ -1,18 +1,19 @@
-"""Projections as they are kept and multiplied: plain ones packed by oneDNN, in int8, in int4.
+"""Formats of projections and their products: plain weights packed by oneDNN, int8 and int4.
 
-*oneDNN.* `torch.nn.functional.linear` goes to MKL on a CPU. MKL packs the weights in each call,
-which for a few dozen rows costs as much as the product, hardly uses a second core
-(docs/log/2026-11.md#operators-and-layout), and takes another kernel, with other last bits, for
-another number of rows: on some CPUs at 8, on others at any. oneDNN's products were batch-invariant
-on every CPU tried (docs/concepts/sameness.md), but for bfloat16 where a CPU multiplies tiles (AMX).
-The operators are private to torch, so they are tried, and compared, before they are trusted.
+*oneDNN.* On a CPU `torch.nn.functional.linear` calls MKL, which has three faults. It packs the
+weights in each call, which for a few dozen rows costs as much as the product. It hardly uses a
+second core (docs/log/2026-11.md#operators-and-layout). And its kernel, with other last bits,
+depends on the number of rows: on some CPUs it changes at 8 rows, on others at any number. oneDNN's
+products were batch-invariant on every CPU tried (docs/concepts/sameness.md), except in bfloat16 on
+CPUs that multiply tiles (AMX). Its operators are private to torch, so their results are compared
+with `F.linear` before they are used.
 
-*int8* is symmetric, with a scale for each block of 32 columns on a CPU, the LM head too, and one
-per row on a card. *int4* has a scale and a zero point per group of 64 columns, or of as many as a
-quantised checkpoint has. On a CPU the library in C multiplies both (`models.native`).
+*int8* is symmetric. On a CPU it has a scale per block of 32 columns, and the LM head is int8 too.
+On a GPU it has a scale per row. *int4* has a scale and a zero point per group of 64 columns, or per
+group of a quantised checkpoint. On a CPU the C library multiplies both (`models.native`).
 
-On a card kernels of ours read both as they are (`codes`, `streaming`). Where nothing does, in
-float64 for one, weights are turned back tile by tile. Sizes are counted in `plan.costs`.
+On a GPU Beamwright's kernels read both formats directly (`codes`, `streaming`). Without a kernel,
+for instance in float64, weights are dequantised tile by tile. `plan.costs` counts the bytes.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
-_PROBED = 256  # outputs; their number decides about no order of sums
+_PROBED = 256  # most outputs that a probe computes; the order of a sum does not depend on them
 _BYTE_ZERO = 128
 _BYTE_RANGE = 255
-_BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
+_BLOCK_VALUES = 1 << 20  # values quantised at a time, because float32 copies are made of them
 
 
 class PackedLinear(Linear):
-    """A projection whose weights are kept in oneDNN's order only.
+    """A projection whose weights are stored only in oneDNN's packed order.
 
-    A single row is multiplied twice where oneDNN adds it up in another order than several.
+    Where oneDNN sums a single row in another order than several rows, a single row is computed as
+    two equal rows.
     """
 
     takes_one_row = True
@@ -64,7 +66,7 @@ class PackedLinear(Linear):
         self._doubles = not one_row_is_alike(min(outputs, _PROBED), columns, weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product; rows have the same bits at any batch."""
+        """Return the product, which is batch-invariant."""
         if self._doubles and len(x) == 1:
             return multiply(torch.cat([x, x]), self.weight, self.bias)[:1]
         return multiply(x, self.weight, self.bias)
@@ -72,9 +74,10 @@ class PackedLinear(Linear):
 
 @cache
 def one_row_is_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
-    """Whether oneDNN adds up a single row as it does several: with AVX-512 to 1,024 columns only.
+    """Whether oneDNN sums a single row in the same order as several rows.
 
-    Tried with sums that cancel: what is left is their rounding, which tells in any precision.
+    With AVX-512 this was seen to hold only up to 1,024 columns. The probe uses sums that cancel to
+    zero. What remains is the rounding error, which shows the order in any precision.
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(columns, generator=generator)
@@ -88,12 +91,12 @@ def one_row_is_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
 
 
 def prepack(linear: Linear) -> Linear:
-    """The same projection, prepacked where torch can do it and gives the same results."""
+    """Return the projection packed for oneDNN, or unchanged where that fails or differs."""
     weight = linear.weight
     if isinstance(linear, JoinedLinear):
         return JoinedLinear([prepack(part) for part in linear.parts])
     if type(linear) is not Linear or type(weight) is not Tensor:
-        return linear  # quantised
+        return linear  # quantised, so oneDNN cannot pack it
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return linear
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +112,7 @@ def prepack(linear: Linear) -> Linear:
 
 
 class Int8Linear(Linear):
-    """Weights int8 [out, in], a float32 scale per row [out]."""
+    """A projection with weights int8 [out, in] and one float32 scale per row [out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(torch.empty_like(weight, dtype=torch.int8), bias)
@@ -123,7 +126,7 @@ class Int8Linear(Linear):
             kept.copy_(rows.mul(scales.reciprocal()[:, None]).round_().clamp_(-128, 127))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product; a part of the weights at a time is turned back for it."""
+        """Return the product [rows, out]. Weights are dequantised one part at a time."""
         parts = self.weight.split(max(1, GROUPED_TILE_VALUES // self.weight.shape[1]))
         products = [invariant_linear(x, part.to(x.dtype), None) for part in parts]
         product = products[0] if len(products) == 1 else torch.cat(products, -1)
@@ -131,13 +134,13 @@ class Int8Linear(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
     def grouped(self) -> Linear:
-        """The same where a row is a group."""
+        """Return the same projection as a `GroupedLinear` in which each row is one group."""
         codes, scale = self.weight.view(torch.uint8) ^ _BYTE_ZERO, self.scale[:, None]
         return joined([GroupedLinear.of(8, codes, scale, -_BYTE_ZERO * scale)], self.bias)
 
 
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
-    """One projection, kept so; its bias stays as it is."""
+    """Return the projection in the format `storage`. Its bias is not quantised."""
     if storage is Storage.BYTES and (rounded := in_bytes(linear)) is not linear:
         return rounded
     if storage in (Storage.INT8, Storage.BYTES):
@@ -149,16 +152,17 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
 
 
 def head_linear(linear: Linear, storage: Storage) -> Linear:
-    """An LM head, which is in 8 bits where its model's projections are in blocks of them."""
+    """Return the LM head, in 8-bit blocks if `storage` is BYTES, otherwise unchanged."""
     return in_bytes(linear) if storage is Storage.BYTES else linear
 
 
 def packer(
     storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool = False, kernels: bool = True
 ) -> Callable[[Linear], Linear]:
-    """What turns a projection that was read, and quantised, into the one that multiplies here.
+    """Return a function that converts a quantised or plain projection to its form for products.
 
-    fixed: on a card, by no library: see `trials`. kernels: as in `dense.DenseDecoder`.
+    fixed: on a GPU, use no library for products, see `trials.Streaming`.
+    kernels: as in `dense.DenseDecoder`.
     """
     where, pack = torch.device(device), prepack
     if where.type == "cpu":
@@ -173,8 +177,11 @@ def packer(
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """No warnings: torchao remarks on libraries for other machines, and on deprecated calls,
-    `transformers` on kernels that are not installed."""
+    """Suppress the warnings that imports of torchao and `transformers` print.
+
+    torchao warns of libraries for other machines and of deprecated calls. `transformers` warns of
+    kernels that are not installed.
+    """
     loggers = [logging.getLogger(name) for name in _REMARKS]
     levels = [logger.level for logger in loggers]
     try:

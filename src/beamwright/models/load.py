@@ -1,10 +1,10 @@
-"""From `PATH | bundled[:strong] | hf:ORG/NAME | random:SHAPE` to a decoder and its tokenizer.
+"""Loading `PATH | bundled[:strong] | hf:ORG/NAME | random:SHAPE`: a decoder and its tokenizer.
 
-*Precision.* `--dtype auto` is float32 on a CPU, but for large models that lose nothing. On a card
-it is bfloat16, or float16 where the card does not multiply that. In bfloat16 a large model reads
-half the bytes and multiplies two to four times as fast, where the CPU has it. It is taken only if
-a row's bits do not depend on the batch there, so `exact` is kept; on CPUs that multiply tiles (AMX)
-they were seen to.
+*Precision.* On a GPU `--dtype auto` is bfloat16, or float16 if the GPU cannot multiply bfloat16. On
+a CPU it is float32, except for large models with bfloat16 weights. With bfloat16, on a CPU that
+supports it, such a model reads half the bytes and multiplies two to four times as fast. bfloat16 is
+chosen only if its products are batch-invariant on this CPU, so that runs stay `exact`. On CPUs that
+multiply tiles (AMX) they were seen not to be.
 """
 
 from __future__ import annotations
@@ -67,25 +67,24 @@ _RANDOM_SEED = 0
 _REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
 _DEVICES = ("cpu", "cuda")
 _NATIVE = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "arm_bf16")
-_ROWS = (8, 16, 64, 160)
-_READS_GGUF = ("accelerate", "gguf")
+_ROWS = (8, 16, 64, 160)  # numbers of rows with which batch invariance is probed
+_READS_GGUF = ("accelerate", "gguf")  # packages with which `transformers` reads GGUF files
 _SLOW = "GGUF files are slow on a CPU here: install beamwright where a C compiler is"
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder, its tokenizer and its folder; random shapes have neither of the latter.
-
-    storage: how the projections of its layers are kept. digest: of the folder's files. remarks: a
-    line for each thing in the files that is not used, though it may be meant to be.
-    """
+    """A decoder, its tokenizer and its folder. Random models have neither tokenizer nor folder."""
 
     decoder: Decoder
     codec: TextCodec | None
     folder: Path | None
     storage: Storage = Storage.PLAIN
+    """How the projections of the layers are stored."""
     digest: Future[Digest | None] | None = None
+    """The digest of the folder's files, which a thread computes."""
     remarks: tuple[str, ...] = ()
+    """One line for each item in the files that may matter but is not used."""
 
     @property
     def context(self) -> int:
@@ -94,7 +93,7 @@ class LoadedModel:
 
     @property
     def vocab(self) -> int:
-        """Token ids that it knows."""
+        """Number of token ids."""
         return self.decoder.shape.vocab
 
 
@@ -107,15 +106,21 @@ def load_model(
     *,
     reads_logits: bool = True,
 ) -> LoadedModel:
-    """Read config, weights and tokenizer.
+    """Load the config, weights and tokenizer of a model.
 
-    reads_logits: False for a verifier with a head of its own: its LM head is not loaded.
+    Args:
+        spec: the model, as in `--model`.
+        settings: device, precision, weights and other options.
+        role: "generator" or "verifier".
+        chat_template: a Jinja template or the path of one; None: the tokenizer's own.
+        template_args: arguments of the template.
+        reads_logits: False for a verifier with a head of its own. Its LM head is not loaded.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: with one line that says why.
+        InputError, UnsupportedModelError, UnavailableError: with a line that says why.
     """
     device = check_device(settings.device)
-    # What is wrong is said before gigabytes are downloaded or read.
+    # First only the config, so that errors appear before gigabytes are downloaded or read.
     folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
     dtype, storage = precision(settings, shape, role)
@@ -152,12 +157,12 @@ def load_model(
 
 
 def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
-    """A line for each thing in a model's files that is not used, though it may be meant to be."""
+    """Return one line for each item in a model's files that may matter but is not used."""
     if is_gguf(folder):
         return (*gguf_remarks(folder), *codec.remarks)
     written, where = read_written(folder), f"model {folder}"
     if (table := CONFIGS.get(written["model_type"])) is None:
-        # Whatever its class has is read by the modules of `transformers`.
+        # The modules of `transformers` are taken to read every attribute of their config class.
         config = config_of(folder)
         known = {*vars(type(config)()), *config.attribute_map, *CONFIGS["llama"].used}
         known.add("per_layer_config")
@@ -176,7 +181,7 @@ def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -
 
 
 def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[torch.dtype, Storage]:
-    """The dtype of one of the models, and how the projections of its layers are kept."""
+    """Return the dtype of the model in this `role`, and how its layers' projections are stored."""
     weights = settings.weights if role == "generator" else settings.verifier_weights
     storage = storage_of(weights, is_packed=shape.packed is not None)
     fixed = storage is Storage.STORED and shape.in_blocks and takes_blocks(torch.bfloat16)
@@ -186,10 +191,10 @@ def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[to
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
-    """What `doctor --model` reports; reads no weights, but their names.
+    """Return what `doctor --model` reports. Only names and sizes of weights are read.
 
     Raises:
-        UnsupportedModelError: if the decoder cannot run it, or it would not load.
+        UnsupportedModelError: if no decoder can run the model, or it could not be loaded.
     """
     folder = None if settings.is_random else resolve_folder(settings.model, "generator")
     shape = _shape(settings.model, folder, settings, "generator")
@@ -231,10 +236,12 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
 
 
 def check_device(device: str) -> str:
-    """The same, if there is such a device.
+    """Check that `device` exists, and return it.
+
+    A CUDA device that is given with a number becomes the current device.
 
     Raises:
-        InputError: if it is no device, or none of its kind is here.
+        InputError: if `device` is not a device, not supported, or not on this machine.
     """
     try:
         kind = torch.device(device).type
@@ -247,15 +254,16 @@ def check_device(device: str) -> str:
     if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise InputError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
     if kind == "cuda" and torch.device(device).index is not None:
-        torch.cuda.set_device(torch.device(device))  # kernels are launched on the current one
+        torch.cuda.set_device(torch.device(device))  # kernels are launched on the current device
     return device
 
 
 def read_reference(place: Path, dtype: torch.dtype) -> Any:
-    """The model of a folder or a GGUF file as `transformers` reads and builds it.
+    """Load the model of a folder or a GGUF file with `transformers` alone, as a reference.
 
     Raises:
-        UnavailableError: where it does not, or has made up a weight that it did not find.
+        UnavailableError: if `transformers` cannot read it, initialises a weight that it did not
+            find, or leaves out a weight that belongs to a module.
     """
     why, folder, file = "", place, {}
     if is_gguf(place):
@@ -271,7 +279,7 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
                 read = AutoModelForCausalLM.from_pretrained
                 model, found = read(folder, output_loading_info=True, **how)
                 why = _left_out(model, found)
-    except Exception as error:  # of any of its readers
+    except Exception as error:  # `transformers` and its readers may raise anything
         why = said_by(error) if isinstance(error, ImportError) else line_of(error)
     if why:
         line = f"transformers cannot read this checkpoint itself: {why.rstrip('.')}, so there is"
@@ -280,7 +288,10 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
 
 
 def _left_out(model: Any, found: Mapping[str, Collection[str]]) -> str:
-    """What `transformers` made up, or did not use of a module that it has; "" of nothing."""
+    """Return which weight `transformers` did not find, or did not use in a module that it has.
+
+    Return "" if there is none. found: the loading info of `transformers`.
+    """
     if found["missing_keys"]:
         return f"it finds no {min(found['missing_keys'])}"
     known = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
@@ -292,19 +303,18 @@ def _left_out(model: Any, found: Mapping[str, Collection[str]]) -> str:
 
 
 def cap_memory(name: str, limit_bytes: int | None) -> None:
-    """Let this process allocate at most so much on a GPU, or all (None).
+    """Limit the memory that this process may allocate on a GPU to `limit_bytes`; None: no limit.
 
-    More than that raises OutOfMemoryError.
-
-    The driver's own context (some 0.5 GB) is outside the allocator and is not counted.
+    An allocation beyond the limit raises OutOfMemoryError. The driver's context (about 0.5 GB) is
+    outside the allocator and does not count. name: the device; on a CPU nothing is limited.
 
     Raises:
-        InputError: if the card has less than that.
+        InputError: if the GPU has less memory than `limit_bytes`.
     """
     device = torch.device(name)
     if device.type != "cuda" or not torch.cuda.is_available():
         return
-    gc.collect()  # models that were let go lie in cycles, weights and all
+    gc.collect()  # dropped models are in reference cycles, which still hold their weights
     index = torch.cuda.current_device() if device.index is None else device.index
     if limit_bytes is None:
         torch.cuda.set_per_process_memory_fraction(1.0, index)
@@ -316,9 +326,9 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an allocation was refused: by a card, by the system, or by a limit of the process.
+    """Whether `error` is a failed allocation on a GPU, in the system, or under a process limit.
 
-    torch says so on a CPU with a plain RuntimeError.
+    On a CPU torch raises a plain RuntimeError for this, which only its text identifies.
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -327,10 +337,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> Callable[[], int] | None:
-    """A function that says what can be allocated at the moment; None for a CPU."""
+    """Return a function that returns the bytes that can be allocated now; None for a CPU."""
     if device.type != "cuda":
         return None
-    # `cuda` without a number is not taken everywhere.
+    # Some functions of torch do not accept "cuda" without a number.
     index = torch.cuda.current_device() if device.index is None else device.index
 
     def free() -> int:
@@ -338,7 +348,7 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
         reserved = torch.cuda.memory_reserved(index)
         used = torch.cuda.memory_allocated(index)
         cap = int(torch.cuda.get_per_process_memory_fraction(index) * total)
-        # The allocator may take what is left under its cap, and has idle blocks of its own.
+        # The allocator can reserve more up to its cap, and can reuse its own idle blocks.
         return max(0, min(on_card, cap - reserved)) + reserved - used
 
     return free
@@ -348,9 +358,10 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
 
 
 def resolve_dtype(name: str, device: str, shape: ModelShape, *, fixed: bool = False) -> torch.dtype:
-    """The dtype that `--dtype` means for a model on a device; it probes the CPU where it has to.
+    """Return the dtype that the value `name` of `--dtype` selects for a model on `device`.
 
-    fixed: its products' rows have the same bits at any batch by construction.
+    For "auto" on a CPU this may probe whether products in bfloat16 are batch-invariant.
+    fixed: True if the model's products are batch-invariant by construction.
     """
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
@@ -365,7 +376,7 @@ def resolve_dtype(name: str, device: str, shape: ModelShape, *, fixed: bool = Fa
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 itself; False where torch does not say."""
+    """Whether this CPU has instructions that multiply bfloat16; False if torch cannot tell."""
     known = getattr(torch.cpu, "get_capabilities", dict[str, object])
     try:
         found = known()
@@ -376,7 +387,10 @@ def has_bfloat16() -> bool:
 
 @cache
 def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: torch.dtype) -> bool:
-    """Whether rows of products [out, in] have the same bits at any batch, as they run on a CPU."""
+    """Whether products with weights of these sizes are batch-invariant on this CPU.
+
+    matrices: rows, columns and number of the weights.
+    """
     generator = torch.Generator().manual_seed(0)
     for rows, columns, _ in matrices:
         weight = torch.randn(rows, columns, generator=generator).to(dtype)
@@ -390,7 +404,7 @@ def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: to
 
 @contextmanager
 def no_more_memory(what: str, *hint: str) -> Iterator[None]:
-    """Memory that is refused is an error that says what failed, with a line of advice."""
+    """Turn a failed allocation into a DeviceMemoryError that names `what` failed, with advice."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
