@@ -75,7 +75,7 @@ class WorkingMemory:
         """Return the number of awaited rows that must stop to end an iteration, if no step waits.
 
         Slow passes: a small share of the rows, because stopped rows are computed until the
-            iteration ends. Fast passes: as many rows as make a smaller batch pay.
+        iteration ends. Fast passes: as many rows as make a smaller batch pay.
 
         awaited: rows of open nodes. num_active, num_rows: as in `pays`.
         """

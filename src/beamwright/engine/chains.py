@@ -1,9 +1,9 @@
-"""The generator's KV of whole paths: what a step, or a resumed tree, owes before it can begin.
+"""KV of whole paths: the tokens that must be forwarded before a step, or a resumed tree, can begin.
 
-A checkpoint holds no KV: a resumed tree's is computed again, by prefill, for the nodes that the
-search still needs. What prefill computes differs from what decoding computed in float32's last
-bits, so the tree goes on exactly as before in float64 only (docs/concepts/sameness.md, layer
-2). Knows which tokens of a path have KV; no random draws, no stops.
+A checkpoint holds no KV. The KV of a resumed tree is computed again by prefill, for the nodes that
+the search still needs. Prefill and decoding differ in the last bits of float32, so only in float64
+does the tree continue exactly as before (docs/concepts/sameness.md, layer 2). This module knows
+which tokens of a path have KV, no sampling and no stops.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState
 
-_PIECE_TOKENS = 4 * CHUNK_TOKENS
+_PIECE_TOKENS = 4 * CHUNK_TOKENS  # most tokens of a node that one prefill forwards
 
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
-"""Computes and stores the KV of these tokens; returns what each one's last token leads to."""
+"""Function that computes and stores the KV of requests; returns each one's last hidden state."""
 
 
 class Unfinished(Exception):
-    """More is owed than is forwarded at a time. nodes: open ones that it is owed for."""
+    """Signal that a long prompt was forwarded only in part.
+
+    nodes: the open nodes that still wait for it.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__()
@@ -50,19 +53,20 @@ class Unfinished(Exception):
 def complete_paths(
     rows: Sequence[Row], cache: CacheManager, prefill: Prefill, lease: Lease, progress: Progress
 ) -> list[Segment]:
-    """Forward what the rows' paths still owe: prompts and turns, and tokens that were given.
+    """Forward the tokens of the rows' paths that have no KV yet, and return the segments that grew.
 
-    A reply's last step was cleared when it ended; behind a turn it is computed again.
-    Returns the segments that have grown; those that were empty join the lease.
+    These are prompts, turns, and tokens that a row took over from a sibling. The KV of a reply's
+    last step was freed when the reply ended; before a turn it is computed again. Segments that were
+    empty join the lease.
 
     Raises:
-        CapacityError: if the KV budget cannot hold them; Unfinished: where a prompt is long and
-            only its next piece was forwarded. Deadlines are heard between two.
+        CapacityError: if the KV budget cannot hold them; Unfinished: if only the next piece of a
+            long prompt was forwarded. Deadlines are checked between two pieces.
     """
 
     def forward(requests: Sequence[PrefillRequest]) -> Sequence[Any]:
         lease.add(whole({r.segment: 1 for r in requests if not r.segment.length}))
-        # All of them or none: whoever had its KV and no hidden state could not be begun again.
+        # Reserve all or none: a node with KV but no hidden state could not be restarted.
         cache.reserve({r.segment: r.segment.length + len(r.token_ids) for r in requests})
         return prefill(requests)
 
@@ -81,7 +85,7 @@ def complete_paths(
         grown += [request.segment for request in requests]
     for node in parents:
         state: GeneratorState = node.handles[OWNER]
-        if not state.extended:  # once, in however many batches its children are decoded
+        if not state.extended:  # count once, even if its children are decoded in several batches
             node.usage["generator_reused"] += node.end
             state.extended = True
     given = [row for row in rows if row.segment.length < row.forwarded]
@@ -91,13 +95,13 @@ def complete_paths(
 
 
 def _request(node: Node, tokens: Sequence[int]) -> PrefillRequest:
-    """Tokens of a node behind those that its segment holds."""
+    """Return a request to forward tokens of a node after those in its segment."""
     segment = node.handles[OWNER].segment
     return PrefillRequest(path_to(node.parent), segment, tokens, node.start + segment.length)
 
 
 def _owed(node: Node, cache: CacheManager) -> PrefillRequest:
-    """What a node lacks, or the next piece of it; it has a segment afterwards."""
+    """Return a request for the tokens that a node lacks, or the next piece; create its segment."""
     segment = (state_of(node) or begin_state(node, cache)).segment
     tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
     if len(tokens) > 1 or node.parent is None:
@@ -107,14 +111,14 @@ def _owed(node: Node, cache: CacheManager) -> PrefillRequest:
 
 
 def _given(row: Row) -> PrefillRequest:
-    """Tokens of a row that nobody has decoded for it."""
+    """Return a request for a row's tokens that were taken over, not decoded."""
     tokens = row.tokens[row.segment.length : row.forwarded]
     row.node.usage["generator_prefilled"] += len(tokens)
     return _request(row.node, tokens)
 
 
 def _owing(parents: Iterable[Node]) -> list[list[Node]]:
-    """Nodes on the way to these that are not complete; those behind others in later lists."""
+    """Return the incomplete nodes on the paths to `parents`, in levels: ancestors come first."""
     levels: dict[int, dict[Node, None]] = {}
     for parent in parents:
         chain = list(takewhile(lambda node: not is_complete(node), reversed(parent.path())))
@@ -124,9 +128,9 @@ def _owing(parents: Iterable[Node]) -> list[list[Node]]:
 
 
 def is_broken(beam: Node) -> bool:
-    """True if a node above has all its KV and no hidden state: an error came in between.
+    """Return True if an ancestor has all its KV but no hidden state, because of an earlier error.
 
-    To compute it again would change the last bits of float32.
+    Computing it again would change the last bits of float32.
     """
     return any(
         state.hidden is None and state.segment.length == len(node.token_ids)
@@ -145,14 +149,16 @@ def restore_kv(
     nodes: Iterable[Node],
     forget: Callable[[], None],
 ) -> None:
-    """Give the nodes of a rebuilt tree their handles of both owners.
+    """Compute the KV of a resumed tree's nodes for generator and verifier.
 
-    generator: None where its KV is not here. judges: whether the verifier was given a step. nodes:
-    those whose KV may be needed, all their ancestors included; decoded ones only. forget: frees
-    what nothing to come reads, such as the states of inner nodes once those below have theirs.
+    generator: None if it is remote, without KV here.
+    judges: returns True if the verifier was given a step.
+    nodes: decoded nodes with KV that may be needed, with all their ancestors.
+    forget: frees KV that no later row reads, such as inner nodes' states once deeper nodes have
+        theirs.
 
     Raises:
-        CapacityError: if a KV budget cannot hold them; what is in place stays on the nodes.
+        CapacityError: if a KV budget cannot hold them; KV computed so far stays on the nodes.
     """
     needed = sorted(nodes, key=lambda node: (node.depth, node.lineage[1:]))
     if generator is not None:
@@ -160,7 +166,7 @@ def restore_kv(
             _restore_level(generator, list(level))
             forget()
     keeper: Any = verifier if hasattr(verifier, "restore") else None
-    if keeper is not None:  # it keeps KV on the nodes, too
+    if keeper is not None:  # this verifier also keeps KV on the nodes
         device = keeper.tree_model.decoder.device
         # Kernels are launched on the current device, which is the generator's.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -171,8 +177,8 @@ def restore_kv(
 
 @torch.inference_mode()
 def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
-    """Segments of nodes of one depth, and the last hidden states of those that have tokens."""
-    for node in nodes:  # before anything can fail, so that it is released
+    """Compute the segments and last hidden states of nodes at one depth."""
+    for node in nodes:  # before anything can fail, so that these segments are freed later
         begin_state(node, model.store).extended = _extended(node)
     owners = [node for node in nodes if _stored(node)]
     requests = [_request(node, _stored(node)) for node in owners]
@@ -182,8 +188,10 @@ def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
 
 
 def _stored(node: Node) -> tuple[int, ...]:
-    """The tokens that have KV: all, but a turn, and what a reply ended with, get it when the next
-    reply begins."""
+    """Return the node's tokens that have KV: all or none.
+
+    A turn, and the last step of an ended reply, get KV only when the next reply begins.
+    """
     waits = node.ended or node.turn is not None
     return () if waits and not _extended(node) else node.token_ids
 

@@ -1,9 +1,10 @@
-"""What is decided about a tree: policies' actions, checked, and what ends a search before its time.
+"""Decisions about a tree: checks of the actions of policies, and stops that end a search early.
 
-What a strategy, a schedule or a user's stop asks for is checked before the loop does it, whoever
-wrote it: one that would hang the loop, or be half obeyed, ends the search with an error that names
-it. A search ends early by time, tokens or votes, with the best so far as its result. Pure:
-sees a tree whose round is scored, and seconds; no clock, no models.
+The results of a strategy, a schedule or a user's stop are checked before the loop obeys them,
+built-in or not. A result that would hang the loop, or that could only be half obeyed, ends the
+search with an error that names the policy. A search can end early by time, tokens or votes, with
+the best candidates so far as its result. This module is pure: it sees a tree with a scored round,
+and seconds; no clock and no models.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ _ACTIONS = (Extend, Ask, Prune, Complete, Finish)
 _SETTLED = "the vote was settled (--stop-votes)"
 
 StopFunction = Callable[[SearchTree], str | None]
-"""A stop of the user's own: why a tree, whose round is scored, ends here; None to go on."""
+"""A user's stop function: returns why a tree with a scored round ends here; None to go on."""
 
-# --- what policies ask for --------------------------------------------------------------------
+# --- checks of policies -----------------------------------------------------------------------
 
 
 def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
-    """The actions of a strategy.
+    """Return the checked actions of a strategy.
 
     Raises:
-        PolicyError: if it raises, if something is no action or cannot be done, or if nothing would
-            be left to do while the search goes on.
+        PolicyError: if the strategy raises, if a result is no action or cannot be obeyed, or if the
+            search would go on with nothing left to do.
     """
     name = f"strategy {policy_name(strategy)}, round {tree.rounds}"
     answer = call_policy(name, strategy.select, tree, rng)
@@ -79,10 +80,13 @@ def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
 def foreseen(
     strategy: Strategy, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
 ) -> list[Prospect]:
-    """What a strategy may extend when the round of these beams is over; nothing if it does not say.
+    """Return the checked prospects of a strategy; empty if it does not foresee.
+
+    beams: the steps of the present round. ahead: speculative children with a decoded step.
 
     Raises:
-        PolicyError: if it raises, or something is no prospect of an unended step of this tree.
+        PolicyError: if the strategy raises, or a result is no prospect of an unended step of this
+            tree.
     """
     if not isinstance(strategy, Foresees):
         return []
@@ -97,10 +101,11 @@ def foreseen(
 
 
 def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
-    """The plan of a schedule, without empty groups.
+    """Return the checked plan of a schedule, without empty groups.
 
     Raises:
-        PolicyError: if it raises, or its groups are not distinct beams of the view, at least one.
+        PolicyError: if the schedule raises, or if its groups are not distinct beams of the view, at
+            least one.
     """
     name = f"schedule {policy_name(schedule)}"
     plan = call_policy(name, schedule.plan, view)
@@ -120,17 +125,17 @@ def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
 
 
 def policy_name(policy: Any) -> str:
-    """What a person calls it: its declared name, or its class."""
+    """Return a policy's name for messages: its declared name, or its class."""
     chosen = getattr(getattr(policy, "search", None), "search", None)
     name = chosen or getattr(policy, "name", None)
     return name if isinstance(name, str) else type(policy).__name__
 
 
 def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a user's policy answers.
+    """Call a method of a user's policy, and return its result.
 
     Raises:
-        PolicyError: for whatever it raises.
+        PolicyError: for any error that it raises.
     """
     try:
         return method(*arguments)
@@ -141,10 +146,10 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
-    """Write on ended nodes what their replies state, where it is not there yet.
+    """Store on ended nodes the answers that their replies state, unless stored already.
 
     Raises:
-        PolicyError: if a plugin raises, or gives no text.
+        PolicyError: if a plugin raises, or returns no text.
     """
     name = f"answers {type(way).__name__}"
     for node in nodes:
@@ -159,7 +164,7 @@ def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
 
 
 def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
-    """Why an action cannot be obeyed; None if it can."""
+    """Return why an action cannot be obeyed; None if it can."""
     node: Any = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on what is no node of this tree:"
@@ -194,13 +199,13 @@ def _shown(value: Any) -> str:
 def check_stops(
     settings: StopSettings, search: SearchSettings, *, probabilities: bool | None = None
 ) -> None:
-    """See if votes can be settled before all of them are cast.
+    """Check that the vote can be decided before all candidates have voted.
 
-    search: with the choice of the answer filled in. probabilities: scores lie between 0 and 1;
-    None if that is not known yet.
+    search: settings with the choice of the answer filled in.
+    probabilities: True if scores lie between 0 and 1; None if that is not known yet.
 
     Raises:
-        InputError: if they cannot; says which --choose would do.
+        InputError: if the vote cannot be decided early; the message says which --choose would work.
     """
     votes, sure = settings.stop_votes, settings.stop_confidence is not None
     choose, votes_change = search.choose, strategy_row(search).votes_change
@@ -224,9 +229,10 @@ def check_stops(
 class StopRule:
     """The stops of one search.
 
-    search: how many candidates it is to end with, whether equal texts count once, and how the
-    answer is chosen, which is what votes are settled for. functions: the user's own, asked after
-    all others. deadline: what is said when it has passed.
+    search: the number of candidates, whether equal texts count once, and how the answer is chosen,
+        which defines the vote.
+    functions: the user's stop functions, called after all other stops.
+    deadline: the reason that is reported when the deadline has passed.
     """
 
     def __init__(
@@ -241,15 +247,15 @@ class StopRule:
 
     @property
     def paths_stand_alone(self) -> bool:
-        """True if the strategy judges every path for itself, in half a round as in a whole one."""
+        """True if the strategy decides about each path alone, so that half a round is enough."""
         return not self._row.competes
 
     def is_of_the_tree(self, why: str) -> bool:
-        """True if the same tree would be stopped there again, whatever the time."""
+        """Return True if the same tree would stop here for `why` in every run."""
         return why in (_SETTLED, self._spent, self._first, self._sure)
 
     def out_of_time(self, elapsed_s: float) -> bool:
-        """True if the deadline has passed."""
+        """Return True if the deadline has passed."""
         return self._settings.deadline is not None and elapsed_s >= self._settings.deadline
 
     def why(
@@ -260,12 +266,12 @@ class StopRule:
         *,
         cut: bool = False,
     ) -> str | None:
-        """What stops this tree, whose candidates are scored; None to go on.
+        """Return the reason to stop this tree, whose candidates are scored; None to go on.
 
-        actions: what the strategy would do; whom it gives up for good does not count.
-
-        elapsed_s: seconds since the search started, or was resumed. Rollouts of a lookahead are
-        no candidates, and are ended first, unless the deadline has cut them off.
+        elapsed_s: seconds since the search started or was resumed.
+        actions: the actions that the strategy wants; paths that they drop for good do not count.
+        cut: True if the deadline cut the round. Otherwise rollouts of a lookahead, which are no
+            candidates, must end first.
         """
         if not cut and any(node.greedy for node in tree.candidates()):
             return None
@@ -273,7 +279,7 @@ class StopRule:
         ended = [n for n in (*tree.finished(), *candidates) if n.ended and n.answers]
         if settings.stop_votes:
             voters = ended
-            if self._row.finals is not None:  # the first n to finish vote, say
+            if self._row.finals is not None:  # the strategy names the voters, such as the first n
                 voters = self._row.finals(ended, self._n)[: len(ended)]
             remaining = max(0, self._n - len(voters))
             if vote_is_settled(voters, remaining, weighted=self._search.choose == "weighted"):
@@ -287,13 +293,16 @@ class StopRule:
         return self.deadline if self.out_of_time(elapsed_s) else self._asked(tree)
 
     def _is_clear(self, ended: Sequence[Node], candidates: Sequence[Node]) -> bool:
-        """True between two waves if the vote is clear; paths that end first may agree more."""
+        """Return True if, between two waves, the vote is clear.
+
+        Within a wave it is not tested, because paths that end first may agree more often.
+        """
         sure = self._settings.stop_confidence
         whole = len(ended) < self._n and all(node.ended for node in candidates)
         return sure is not None and whole and lead_confidence(ended) >= sure
 
     def _asked(self, tree: SearchTree) -> str | None:
-        """What the first of the user's own stops says that has a reason."""
+        """Return the reason of the first user's stop function that gives one; else None."""
         for stop in self._functions:
             name = f"stop {getattr(stop, '__name__', type(stop).__name__)}"
             why: Any = call_policy(name, stop, tree)
@@ -304,13 +313,15 @@ class StopRule:
         return None
 
     def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
-        """End the search: ended paths are complete; of the rest the best-scored stay as
-        unfinished candidates, as many as there are places left.
+        """Return the actions that end the search for the reason `why`.
+
+        Ended paths become final candidates. The best-scored other paths fill the remaining places
+        as unfinished candidates.
         """
         kept, given_up = self._candidates(tree, actions), self._given_up(actions)
         out = {node for node in given_up if node.state is NodeState.FINISHED}
         places = self._n - len(tree.finished()) - len(given_up - out)
-        if not self._row.competes:  # what such a strategy has pruned keeps its place
+        if not self._row.competes:  # without competition a pruned path still takes one of n places
             places -= sum(node.state is NodeState.PRUNED for node in tree.nodes())
         ended = [node for node in kept if node.ended]
         if self._row.finals is None:
@@ -330,13 +341,13 @@ class StopRule:
         return [*map(Prune, [*lost, *dropped]), *map(Complete, ended), Finish(reason)]
 
     def _given_up(self, actions: Sequence[Action]) -> set[Node]:
-        """Whom a strategy without competition prunes: they are out, whatever else happens."""
+        """Return the paths that a strategy without competition prunes: always dropped."""
         if self._row.competes:
             return set()
         return {action.node for action in actions if isinstance(action, Prune)}
 
     def _candidates(self, tree: SearchTree, actions: Sequence[Action]) -> list[Node]:
-        """Candidates without rollouts, those given up, and duplicates where those are dropped."""
+        """Return the candidates without rollouts, dropped paths and filtered duplicates."""
         candidates = [node for node in tree.candidates() if not node.greedy]
         dropped: Iterable[Node] = self._given_up(actions)
         if self._search.filter_duplicates and self._row.competes:
@@ -345,12 +356,12 @@ class StopRule:
 
 
 def cut_short(tree: SearchTree) -> list[Node]:
-    """Paths whose turn did not come before a deadline struck in the middle of a round."""
+    """Return the paths whose next step was not decoded before a deadline cut the round."""
     return list(dict.fromkeys(rolled_from(node) for node in tree.nodes() if _waits(node)))
 
 
 def _waits(node: Node) -> bool:
-    """True for a survivor whose children are all open still, or that was rolled out in vain."""
+    """Return True if a kept node's children are all still open, or its rollout gave nothing."""
     if node.parent is None or node.state is not NodeState.KEPT or not node.children:
         return False
     drawn = [child for child in node.children if not child.greedy]
@@ -360,11 +371,14 @@ def _waits(node: Node) -> bool:
 
 
 def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool = False) -> bool:
-    """True if the leading answer stays so whatever the remaining candidates say.
+    """Return True if the leading answer wins whatever the remaining candidates answer.
 
-    Who votes is who votes in `search.choose`: paths that ended by themselves and state an answer.
-    An answer that could draw level could still win by its scores. weighted: scores are summed; they
-    have to be probabilities, so that a candidate that remains adds at most 1 to an answer.
+    Voters are the same as in `search.choose`: paths that ended by themselves and state an answer. A
+    possible draw is not settled, because scores could then decide for the other answer.
+
+    num_remaining: number of candidates that may still vote.
+    weighted: votes are sums of scores. Scores must be probabilities, so that a remaining candidate
+        adds at most 1 to an answer.
     """
     votes: dict[str, list[float]] = {}
     for node in ended:
@@ -377,10 +391,10 @@ def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool
 
 
 def lead_confidence(ended: Iterable[Node]) -> float:
-    """How likely the leading answer is the more frequent one of the two that lead.
+    """Return the probability that the leading answer is truly more frequent than the second.
 
-    Of its share among the two, Beta-distributed by their votes: Adaptive-Consistency (Aggarwal et
-    al. 2023), whose stop this is.
+    The leader's share among the two is Beta-distributed by their votes. This is the stop of
+    Adaptive-Consistency (Aggarwal et al. 2023).
     """
     votes = [node.vote for node in ended if node.complete and node.vote is not None]
     first, second = (*(count for _, count in Counter(votes).most_common(2)), 0, 0)[:2]
@@ -389,7 +403,7 @@ def lead_confidence(ended: Iterable[Node]) -> float:
 
 
 def num_generated(tree: SearchTree) -> int:
-    """Tokens of all decoded steps, pruned ones included."""
+    """Return the number of tokens of all decoded steps, pruned ones included."""
     return sum(
         len(node.token_ids)
         for node in tree.nodes()

@@ -1,10 +1,11 @@
-"""What a row will probably write: the tree's own text says. No torch, no tensors, no batch.
+"""Drafts: tokens that a row will probably sample, predicted from the text of its own tree.
 
-Paths of a tree repeat each other and their prompt: what followed the longest suffix of a path, when
-it was met before, is likely to follow it again (PLD, SuffixDecoding), and most of all in what its
-siblings are writing at this moment. Measured on the bundled models: of the tokens drafted so about
-a third to a half are drawn (docs/log/2026-11.md#drafts-from-the-tree). A draft is a guess about
-time alone: it is kept where the row draws that very token, and the tree is the same without it.
+Paths of a tree repeat each other and their prompt. The tokens that once followed the longest suffix
+of a path are likely to follow it again (prompt-lookup decoding, SuffixDecoding). This holds most of
+all for text that siblings are generating at this moment. Measured on the bundled models, about a
+third to a half of the drafted tokens are accepted (docs/log/2026-11.md#drafts-from-the-tree).
+Drafts change time only: a drafted token is accepted only if the row samples the same token, so the
+tree is the same without drafts. This module knows no torch, no tensors and no batch.
 """
 
 from __future__ import annotations
@@ -27,28 +28,33 @@ from beamwright.tree.node import Lineage
 SUFFIXES = (8, 6, 4, 3, 2)
 """Lengths of the suffixes that are looked up, the longest first."""
 MOST_TOKENS = 1 << 16
-"""Of a tree that are remembered; about half a kilobyte each."""
-AUTO_DRAFTS = 8
+"""Most tokens of a tree that are indexed; each takes about half a kilobyte."""
+AUTO_DRAFTS = 8  # most drafted tokens of a row with `--drafts auto`
 _LONGEST = SUFFIXES[0]
-_KNEE = 32  # rows
-_PRIOR = 64.0  # weight of the guess, as of a few passes of 8 rows more or less
-_KEPT = 0.95  # of what was known, with each pass or iteration
-_TRIALS, _TRIED_AGAIN = 2, 24  # iterations
+_KNEE = 32  # initial guess: a pass of no rows takes as long as this many rows
+_PRIOR = 64.0  # weight of the guess: as much as a few passes whose sizes differ by 8 rows
+_KEPT = 0.95  # weight that earlier measurements keep after each pass or iteration
+# Iterations that try each way at first; every 24th iteration tries the slower way again.
+_TRIALS, _TRIED_AGAIN = 2, 24
 
 
 @dataclass
 class _Followers:
-    """How often each token has followed a suffix. best: the most frequent, of equals the latest."""
+    """How often each token has followed a suffix.
+
+    best: the most frequent token; of equally frequent ones the latest.
+    """
 
     counts: dict[int, int]
     best: int
 
 
 class TextIndex:
-    """What has followed each suffix, in texts that grow.
+    """Index of the tokens that followed each suffix in growing texts.
 
-    Suffixes are known by a hash: two that share one cost a draft that is not drawn. One follower,
-    as nearly all have, is kept as a number: 2**32 times how often, and the token.
+    Suffixes are identified by hash. If two share a hash, the only harm is a rejected draft. A
+    suffix with a single follower, the usual case, is stored as one number: 2**32 times the count,
+    plus the token.
     """
 
     def __init__(self) -> None:
@@ -56,7 +62,10 @@ class TextIndex:
         self.num_tokens = 0
 
     def add(self, before: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-        """Take in tokens behind others, of which the last eight count; returns the last eight."""
+        """Index `tokens`, which follow `before`; return the last eight tokens.
+
+        Only the last eight tokens of `before` matter.
+        """
         behind, found = tuple(before[-_LONGEST:]), self._found
         for token in tokens:
             self.num_tokens += 1
@@ -68,7 +77,7 @@ class TextIndex:
         return behind
 
     def after(self, behind: Sequence[int]) -> tuple[int, int] | None:
-        """The token that followed the longest known suffix most often, and the suffix's length."""
+        """Return the most frequent follower of the longest known suffix, and its length."""
         for length in SUFFIXES:
             if length <= len(behind):
                 known = self._found.get(hash(tuple(behind[-length:])))
@@ -79,7 +88,7 @@ class TextIndex:
 
 
 def _with(known: int | _Followers | None, token: int) -> int | _Followers:
-    """A suffix's followers, and once more this one."""
+    """Return a suffix's followers with `token` counted once more."""
     if known is None:
         return 1 << 32 | token
     if isinstance(known, int):
@@ -93,17 +102,15 @@ def _with(known: int | _Followers | None, token: int) -> int | _Followers:
 
 
 class _TreeText:
-    """The text of a tree's paths, as far as rows have gone through them.
-
-    ends: by lineage how many of a node's tokens are known, and the last ones of the path there.
-    """
+    """Text of a tree's paths that rows have passed through."""
 
     def __init__(self) -> None:
         self.index = TextIndex()
+        # Per node, the number of its indexed tokens, and the last tokens of the path there.
         self._ends: dict[Lineage, tuple[int, tuple[int, ...]]] = {}
 
     def behind(self, row: Row) -> tuple[int, ...]:
-        """The last tokens of a row's path, whose text is known from here on."""
+        """Index the text of a row's path, and return its last tokens."""
         unknown, node = list[Node](), row.node.parent
         while node is not None and self._ends.get(node.lineage, (-1,))[0] != len(node.token_ids):
             unknown.append(node)
@@ -116,9 +123,9 @@ class _TreeText:
     def _learn(
         self, lineage: Lineage, tokens: Sequence[int], above: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Take in what is new of a node's tokens, behind a path that ends so."""
+        """Index a node's new tokens, which follow `above`; return the path's last tokens."""
         count, end = self._ends.get(lineage, (0, above))
-        if count > len(tokens):  # it has begun again
+        if count > len(tokens):  # the step was restarted
             return (*above, *tokens)[-_LONGEST:]
         if count < len(tokens) or lineage not in self._ends:
             end = self.index.add(end, tokens[count:])
@@ -130,16 +137,17 @@ class _TreeText:
 
 
 class PassSeconds:
-    """Seconds of a pass: so much, and so much for every row. The latest passes count most.
+    """Estimate of a pass's seconds: a constant plus a constant per row. Recent passes count most.
 
-    Until passes of different sizes have said more, a pass of no rows takes as long as 32 rows.
+    Until passes of different sizes have been measured, a pass of no rows is taken to last as long
+    as 32 rows.
     """
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
 
     def note(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long; one that was disturbed counts as a slow one."""
+        """Record the seconds of a pass with `rows` rows. An outlier counts as a slow pass."""
         if self._weight > 1:
             seconds = min(seconds, 3 * self.of(rows))
         found = (1.0, rows, seconds, rows * rows, rows * seconds)
@@ -149,7 +157,10 @@ class PassSeconds:
         )
 
     def of(self, rows: int) -> float:
-        """What a pass of so many rows takes; of no known unit before one was noted."""
+        """Return the estimated seconds of a pass with `rows` rows.
+
+        Before the first measurement the unit is arbitrary.
+        """
         if not self._weight:
             return _KNEE + rows
         mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
@@ -160,17 +171,20 @@ class PassSeconds:
 
 
 class Worth:
-    """Which drafts pay: how likely they are drawn, by the suffix that foretold them, against what
-    their rows cost."""
+    """Decides which drafts pay: the chance that they are accepted, against the cost of their rows.
+
+    The chance is measured per length of the suffix that predicted a token.
+    """
 
     def __init__(self) -> None:
         self.seconds = PassSeconds()
         self._drawn, self._tried = Counter[int](), Counter[int]()
 
     def note(self, lengths: Sequence[int], accepted: int, *, stopped: bool) -> None:
-        """So many tokens of a draft were drawn. lengths: of the suffixes that foretold them.
+        """Record that the first `accepted` tokens of a draft were accepted.
 
-        stopped: the row has ended, which says nothing about the next one.
+        lengths: for each drafted token, the length of the suffix that predicted it.
+        stopped: True if the row has ended; the next drafted token then says nothing.
         """
         for length in lengths[:accepted]:
             self._drawn[length] += 1
@@ -178,7 +192,7 @@ class Worth:
             self._tried[length] += 1
 
     def chance(self, length: int) -> float:
-        """That a token is drawn which a suffix of this length foretells; a half at first."""
+        """Return the chance that a token predicted by a suffix of `length` is accepted."""
         return (self._drawn[length] + 1) / (self._tried[length] + 2)
 
     def chosen(
@@ -186,16 +200,17 @@ class Worth:
         drafts: Sequence[Sequence[int]],
         least_rows: int = ROW_MULTIPLE,
     ) -> list[int]:
-        """How many tokens of each row's draft make a pass write the most tokens a second.
+        """Return the draft lengths per row with which a pass yields the most tokens per second.
 
-        drafts: for each row the lengths of the suffixes that foretell them. Rows that would only
-        pad the batch, see `padded_rows`, cost nothing.
+        drafts: per row, the suffix lengths that predicted each token.
+        least_rows: the smallest size that passes are padded to. Drafts in place of padding rows,
+            see `padded_rows`, cost nothing.
         """
         chances = list[tuple[float, int]]()
         for row, lengths in enumerate(drafts):
             all_drawn = accumulate(map(self.chance, lengths), mul)
             chances += [(chance, row) for chance in all_drawn]
-        chances.sort(key=lambda each: -each[0])  # each row's first ones come first
+        chances.sort(key=lambda each: -each[0])  # chances fall along a row, so its order stays
         num_rows = len(drafts)
         gained = [*accumulate((chance for chance, _ in chances), initial=len(drafts))]
         totals = range(num_rows, num_rows + len(chances) + 1)
@@ -207,9 +222,9 @@ class Worth:
 
 
 class Trials:
-    """Whether an iteration writes more tokens a second with drafts or without, by its rows.
+    """Decides per number of rows whether iterations are faster with drafts or without.
 
-    Both are tried twice, and what is slower now and then again.
+    Both ways are tried twice, and the slower one again from time to time.
     """
 
     def __init__(self) -> None:
@@ -217,7 +232,7 @@ class Trials:
         self._spent: dict[tuple[int, bool], tuple[float, float]] = {}
 
     def drafts(self, num_rows: int) -> bool:
-        """How the next iteration of so many rows is to go."""
+        """Return True if the next iteration of `num_rows` rows uses drafts."""
         size = padded_rows(num_rows).bit_length()
         self._counts[size] += 1
         number = self._counts[size]
@@ -227,7 +242,7 @@ class Trials:
         return pays is (number % _TRIED_AGAIN != 0)
 
     def note(self, num_rows: int, tokens: int, seconds: float, *, drafted: bool) -> None:
-        """An iteration has written so many tokens."""
+        """Record the tokens and seconds of an iteration."""
         size = padded_rows(num_rows).bit_length()
         old = self._spent.get((size, drafted), (0.0, 0.0))
         self._spent[size, drafted] = _KEPT * old[0] + tokens, _KEPT * old[1] + seconds
@@ -240,7 +255,8 @@ class Trials:
 class Drafts:
     """Drafts tokens for rows of any trees, from each tree's own text.
 
-    most: for a row; "auto": as many as pay, and none where plain iterations are faster.
+    most: most drafted tokens of a row; "auto": as many as pay, and none where plain iterations are
+        faster.
     """
 
     def __init__(self, most: int | Literal["auto"]) -> None:
@@ -252,7 +268,7 @@ class Drafts:
 
     @contextmanager
     def tried(self, rows: Sequence[Row]) -> Iterator[Drafts | None]:
-        """An iteration of these rows, with drafts or (None) without; takes in what they write."""
+        """Time an iteration of these rows and index its tokens; yield None if it uses no drafts."""
         drafted, began = not self._decides or self.trials.drafts(len(rows)), time.perf_counter()
         before = sum(len(row.tokens) for row in rows)
         yield self if drafted else None
@@ -266,9 +282,9 @@ class Drafts:
         rooms: Mapping[Row, int],
         least_rows: int = ROW_MULTIPLE,
     ) -> dict[Row, list[int]]:
-        """Tokens that these rows may draw next, no more than each has room for.
+        """Return for each row the tokens that it may sample next, up to its number in `rooms`.
 
-        least_rows: that a pass is padded to.
+        least_rows: the smallest size that passes are padded to.
         """
         behind = {row: self._of(row).behind(row) for row in rooms}
         drafts, self._lengths = dict[Row, list[int]](), {}
@@ -288,9 +304,10 @@ class Drafts:
         rows: int,
         seconds: float,
     ) -> None:
-        """What became of the drafts of a pass. used: tokens of each row, its own included.
+        """Record the result of a pass with drafts.
 
-        rows: of the pass, padding included.
+        used: tokens that each row got, its own token included.
+        rows: rows of the pass, padding included.
         """
         self.worth.seconds.note(rows, seconds)
         for row, draft in drafts.items():

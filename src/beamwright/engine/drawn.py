@@ -1,7 +1,7 @@
-"""What decode steps read and write beside KV, and what they drew as the host learns of it.
+"""Buffers that decode steps read and write besides KV, and their tokens as the host reads them.
 
-Only rows with an event are looked at one by one; which rows those are is one comparison a step.
-Knows rows and where they end; no model.
+Only rows with an event are examined one by one; one comparison per step finds these rows. This
+module knows rows and where they end, no model.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from beamwright.tree import TopTokens
 
 
 class StepBuffers:
-    """Everything that a step of `num_rows` rows reads and writes beside KV; never moved.
+    """Everything that a step of `num_rows` rows reads and writes besides KV, at fixed addresses.
 
-    hidden: final hidden states [rows, hidden] for their shape, type and device.
-    num_likeliest: of how many tokens beside the drawn one a step can say how likely they are.
-    results: what steps found, by name [step, row, ...], of two iterations in turn: while the first
-    step of one is under way, the host reads what those of the other have found. numbers: those of
-    them that are a number per row [step, name, row]. index [1]: the next step's place.
+    hidden: final hidden states [rows, hidden]; only their shape, type and device are used.
+    num_likeliest: number of most likely tokens that a step can report next to the sampled one.
     """
 
     def __init__(
@@ -45,9 +42,13 @@ class StepBuffers:
         self.sampling = RowSampling(num_rows, device)
         self._moving = torch.zeros(2, num_rows, dtype=torch.long, device=device)
         self.tokens, self.positions = self._moving
+        # index [1]: the place of the next step's results. _first: the place of the iteration's
+        # first step. Two iterations take turns: the host reads the results of one while the first
+        # step of the other is launched already.
         self.index, self._first = torch.zeros(1, dtype=torch.long, device=device), 0
         self.names = "logprobs", *stats
-        self._numbers = results(len(self.names), num_rows)
+        self._numbers = results(len(self.names), num_rows)  # [step, name, row]
+        # Results of steps by name [step, row, ...].
         self.results = {
             "tokens": results(num_rows, dtype=torch.long),
             "hidden": results(num_rows, *hidden.shape[1:], dtype=hidden.dtype),
@@ -58,14 +59,15 @@ class StepBuffers:
         self.asks, self.unread = False, frozenset[int]()
 
     def load(self, rows: Sequence[Row | None], arrangement: int, stops: StopFinder) -> None:
-        """Begin an iteration with these rows; None pads the batch.
+        """Begin an iteration with these rows; None is a padding row.
 
-        arrangement: another number wherever others have joined than before.
+        arrangement: a number that changes whenever the rows or their settings change.
+        stops: finds how thoughts must end.
         """
         device = self.keys.device
         first = next(row for row in rows if row is not None)
         real = [row or first for row in rows]
-        if arrangement != self._arrangement:  # what stays the same as long as a row runs
+        if arrangement != self._arrangement:  # values that do not change while a row runs
             settings = [row.decoding.sampling for row in real]
             self.keys.copy_(stack_keys([row.key for row in real], device))
             greedy = [row.node.greedy for row in real]
@@ -79,32 +81,38 @@ class StepBuffers:
         self.turn()
 
     def turn(self) -> None:
-        """What steps find from here on is of another iteration."""
+        """Let the following steps write to the places of the other iteration."""
         self._first = ITERATION_TOKENS - self._first
         self.index.fill_(self._first)
 
     def found(self, name: str, until: int, since: int = 0) -> torch.Tensor:
-        """What the first steps of the present iteration have found [step, row, ...]."""
+        """Return results of the iteration's steps from `since` to `until` [step, row, ...].
+
+        name: a result's name, or "numbers" for all results with one number per row [step, name,
+            row].
+        """
         held = self._numbers if name == "numbers" else self.results[name]
         return held[self._first + since : self._first + until]
 
     @property
     def ways(self) -> tuple[Ways, bool]:
-        """What a step computes at all, and a captured one always will."""
+        """Optional parts of a step that these rows need; a captured step always computes them."""
         return self.sampling.ways, self.asks
 
     def keep(self, **values: torch.Tensor) -> None:
-        """What this step found, by name [rows, ...]."""
+        """Store results of the current step, by name [rows, ...]."""
         for name, found in values.items():
             self.results[name].index_copy_(0, self.index, found.unsqueeze(0))
 
 
 class Drawn:
-    """What the steps of an iteration drew, as far as the host has looked.
+    """Tokens sampled in an iteration, as far as the host has read them.
 
-    rows: by place; None pads the batch. seen: tokens [rows] of each step. used: of each place that
-    has stopped, its tokens up to there; none if it had before. num_awaited: rows that count
-    (`awaited`), and num_stopped of them have. hidden: of `num_steps` that have been fetched.
+    rows: the rows by place in the batch; None is a padding row.
+    seen: for each step, the tokens [rows].
+    used: for each place, the number of tokens up to the row's stop; 0 if it had stopped before.
+    num_awaited, num_stopped: number of `awaited` rows, and of those among them that have stopped.
+    hidden: final hidden states of the `num_steps` steps that were fetched.
     """
 
     def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
@@ -116,8 +124,10 @@ class Drawn:
         self.num_stopped = sum([row.stop is not None for row in counting])
 
     def _begin(self) -> None:
-        """Which rows are open, when each is asked about whatever it draws, and which rows draw
-        tokens of the same set that it is asked about. Not before the first step is launched."""
+        """Prepare, per row, which tokens and which number of tokens must be examined for a stop.
+
+        It is called only after the first step's launch, so that the device does not wait for it.
+        """
         if self._ends is not None:
             return
         self._open, self._most = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), int)
@@ -131,7 +141,7 @@ class Drawn:
         self._ends = [(table, np.array(places)) for table, places in ends.values()]
 
     def look(self, tokens: Numbers) -> list[Row]:
-        """The tokens of one more step, by place; returns awaited rows that stop with it."""
+        """Read the tokens of one more step; return the awaited rows that stop with it."""
         self._begin()
         self.seen.append(tokens)
         asked = self._most <= len(self.seen)
@@ -151,14 +161,14 @@ class Drawn:
         return stopped
 
     def go_on(self, num_steps: int) -> bool:
-        """True if most rows have more to draw than so many tokens, whatever these are."""
+        """Return True if over 3/4 of awaited rows surely need more than `num_steps` tokens."""
         self._begin()
         return bool(4 * (self._open & (self._most > num_steps)).sum() > 3 * self.num_awaited)
 
-    # --- what else was found -----------------------------------------------------------------
+    # --- all results of an iteration ---------------------------------------------------------
 
     def fetch(self, buffers: StepBuffers, replay: Replay, num_steps: int) -> None:
-        """Have all that so many steps found on its way to the host, but for hidden states."""
+        """Begin to copy the results of `num_steps` steps to the host, except hidden states."""
         self.num_steps, self._names = num_steps, buffers.names
         self.hidden = buffers.found("hidden", num_steps)
         self._tokens = replay.fetch(buffers.found("tokens", num_steps, len(self.seen)))
@@ -167,19 +177,19 @@ class Drawn:
         self._top = [replay.fetch(buffers.found(name, num_steps)) for name in asked]
 
     def tokens(self) -> list[list[int]]:
-        """Of each row, all steps looked at."""
+        """Return the tokens of each row, after reading all remaining steps."""
         for step in self._tokens():
             self.look(step)
         tokens: list[list[int]] = np.stack(self.seen, 1).tolist()
         return tokens
 
     def columns(self) -> list[dict[str, list[float]]]:
-        """Of each row the numbers of its steps, by name."""
+        """Return, for each row, the numbers of its steps by name."""
         numbers = self._numbers().transpose(2, 1, 0).tolist()
         return [dict(zip(self._names, each, strict=True)) for each in numbers]
 
     def top(self, place: int, used: int, count: int) -> list[TopTokens]:
-        """Of a row's first tokens so many that were likeliest."""
+        """Return the `count` most likely tokens at each of a row's first `used` tokens."""
         if not count or not self._top:
             return []
         pairs = (each()[:used, place, :count].tolist() for each in self._top)

@@ -188,9 +188,9 @@ class StopFinder:
         """Return for which tokens of a row `reason` must be called, and after how many in any case.
 
         The first value is a mask [vocabulary]: EOS tokens, and tokens with the last byte of a
-            delimiter. Most tokens are neither. It is None if `reason` must be called for every
-            token, because the row may have thoughts or stop strings. The second value is the number
-            of further tokens from which `reason` must always be called.
+        delimiter. Most tokens are neither. It is None if `reason` must be called for every token,
+        because the row may have thoughts or stop strings. The second value is the number of further
+        tokens from which `reason` must always be called.
         """
         if self._marks is not None or row.decoding.step.stop_strings:
             return None, 1

@@ -1,9 +1,9 @@
-"""Executors: the step writer and the verifier on one device, in turn or beside each other.
+"""Executors: run the step writer and the verifier on one device, in turn or concurrently.
 
-With a plain `Lane` an executor does one piece of work at a time, scores first: it is the
-specification that one with workers, and the simulator's, are compared with. When scores arrive
-depends on the clock, what they are does not (decoupled tree exploration, section 5: the verifier's
-side; several verifiers, 9.1.2).
+With a plain `Lane` the executor does one piece of work at a time, scores first. It is the
+specification of the executor with workers and of the simulator's. The clock decides when scores
+arrive, but not their values (the verifier's side in decoupled tree exploration, section 5; several
+verifiers, 9.1.2).
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, by_root
 
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
-"""Steps of several trees that are scored in one call of a verifier that is a model."""
+"""Most steps of several trees in one call of a verifier that is a model, per `--explore`."""
 
 PATIENCE_S = 1.0
-"""Seconds that nobody needs a user's verifier any more before its thread is left to itself."""
+"""Grace period in seconds before a thread in an unneeded call of a user's verifier is abandoned."""
 
 Models = Sequence[TreeModel | None]
-"""The generator, None where it runs elsewhere, and of each verifier its model, if it has one."""
+"""The generator (None if it is remote), and for each verifier its model, if it has one."""
 
 
 class Lane:
-    """A verifier that scores batch after batch: here, where its results are asked for.
+    """A verifier that scores its batches in order, on the caller's thread, when results are taken.
 
-    patience_s: a call of the verifier whose scores nobody needs
-    any more may take so much longer; None where it surely ends.
+    patience_s: grace period for a call whose scores are no longer needed; None if calls surely end.
     """
 
     patience_s: float | None = None
@@ -52,23 +51,23 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """True while a batch waits, or one is scored that is not given up."""
+        """True while a batch waits, or is being scored and still needed."""
         return bool(self.scoring.queue)
 
     @property
     def has_results(self) -> bool:
-        """True if `take` has something to give that was scored before."""
+        """True if `take` can return finished results without scoring."""
         return False
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        """Return when this is so, as it will be without waiting where scores come when taken."""
+        """Wait until `is_over` is true. This lane never waits, because it scores in `take`."""
 
     def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Score these steps of one tree, after or beside those that wait."""
+        """Queue these steps of one tree for scoring."""
         self.scoring.queue.put(tuple(nodes), priority)
 
     def take(self) -> list[Event] | None:
-        """What came of a batch; None if none is finished."""
+        """Return the events of a batch; None if no batch is finished."""
         if not self.scoring.queue:
             return None
         nodes = self.scoring.queue.take()
@@ -76,24 +75,25 @@ class Lane:
         return self.scoring.score(nodes)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free what the verifier keeps on these nodes before anything more is scored.
+        """Free the verifier's KV of these nodes before anything else is scored.
 
-        A batch that is being scored is finished first; one that waits and is gone never begins.
+        A batch that is being scored is finished first. A waiting batch of only these nodes is
+        dropped.
         """
         self.scoring.queue.release(nodes)
         self.scoring.release(nodes)
 
     def close(self) -> None:
-        """Forget what waits, finish what runs, free what is to be freed."""
+        """Drop waiting batches, finish the running one, and free released KV."""
         self.scoring.queue.clear()
 
 
 class Executor:
-    """Runs iterations of the writer and calls of the verifier, one after the other or beside it.
+    """Runs iterations of the writer and calls of the verifier, in turn or concurrently.
 
-    lanes: verifiers, each with KV of its own: a tree is one lane's as long as it lives.
-    stalled_s: seconds that models have waited for the link so far; the generator's alone where
-    lanes have threads.
+    lanes: verifiers, each with its own KV; all steps of a tree go to one lane.
+    stalled_s: returns the seconds that models have waited for the link; with threads, only the
+        generator.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class Executor:
         self.writer, self._stalled_s, self._progress = writer, stalled_s, progress or Progress()
         self.lanes, first = lanes, lanes[0]
         self.patience_s = first.patience_s
-        self._lane_of: dict[Node, Lane] = {}  # of a tree, by its root
+        self._lane_of: dict[Node, Lane] = {}  # by the root of the tree
         self._accounting, self._timeline = first.scoring.accounting, first.scoring.timeline
         self._groups_before = writer.counts.groups - self._accounting.counts.groups
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Score these finished steps of one tree; those of a larger priority first.
+        """Queue finished steps of one tree for scoring; larger priorities are scored first.
 
-        By the lane that had the fewest trees when it came; the first of them has a tree that was
-        resumed, whose KV is there.
+        A new tree goes to the lane with the fewest trees. A resumed tree goes to the first lane,
+        which has its KV.
         """
         if not nodes:
             return
@@ -127,8 +127,8 @@ class Executor:
     def wait(self) -> list[Event]:
         """Do one bounded piece of work: a batch of scores, or an iteration of the running batch.
 
-        Scores come first: a round waits for them. Returns no event where no step has ended, where
-        there was nothing to do, and where scores have not come for `patience_s`.
+        Scores come first, because a round waits for them. Returns no events if no step has ended,
+        if there is no work, or if no scores came within `patience_s`.
         """
         events = self._take()
         if events is not None:
@@ -142,9 +142,9 @@ class Executor:
         return self._take() or []
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own, the verifier's as soon as nobody reads it.
+        """Free all KV of these nodes; the verifier's as soon as no call reads it.
 
-        What waits for a score is forgotten.
+        Steps among them that wait for a score are dropped.
         """
         self.writer.release(nodes)
         for root, below in by_root(nodes).items():
@@ -153,16 +153,16 @@ class Executor:
                 self._lane_of.pop(root, None)
 
     def close(self) -> None:
-        """Stop what runs beside the caller; returns when all that was released is free.
+        """Stop all threads, and return when all released KV is free.
 
-        What waits for a score is forgotten. It can be used again.
+        Steps that wait for a score are dropped. The executor can be used again.
         """
-        with ExitStack() as closing:  # all of them, whatever one raises
+        with ExitStack() as closing:  # closes every lane, even if closing another one raises
             for lane in self.lanes:
                 closing.callback(lane.close)
 
     def _take(self) -> list[Event] | None:
-        """What came of a batch; None if none is finished."""
+        """Return the events of a finished batch; None if no batch is finished."""
         results = (lane.take() for lane in self.lanes)
         return next((events for events in results if events is not None), None)
 
@@ -170,7 +170,7 @@ class Executor:
         return any([lane.busy for lane in self.lanes])
 
     def _wait_for_scores(self) -> None:
-        """Return when results are there, or none will come."""
+        """Return when a lane has results, or none will get any."""
         self.lanes[0].wait(
             lambda: any(lane.has_results for lane in self.lanes) or not self._scores()
         )
@@ -190,16 +190,17 @@ class Executor:
 
 
 class VerifierWorker(Lane):
-    """A thread that scores batches in their order; it starts with the first one.
+    """A thread that scores batches in order. It starts with the first batch.
 
-    It alone calls the verifier, whose model, KV and link nobody else touches; between two batches
-    it frees what is to be freed. Two threads share nodes that are decoded, which the loop leaves
-    alone until their scores are in. Errors are raised where results are taken.
+    Only this thread calls the verifier and uses its model, KV and link. Between two batches it
+    frees released KV. Nodes of a batch are shared by two threads: the loop leaves them alone until
+    their scores arrive. Errors are raised where results are taken.
 
-    stream: of a card, which nobody else uses. changed: of all workers of an executor.
-    patience_s: after that its thread is left to itself, and another takes over: a user's function
-    cannot be stopped, and may never return. None for models, which do, and whose memory two threads
-    cannot share.
+    stream: the CUDA stream that only this worker uses; None on a CPU.
+    changed: condition variable shared by all workers of an executor.
+    patience_s: grace period after which the thread is abandoned and a new one starts, because a
+        user's function cannot be stopped and may never return. None for models: their calls return,
+        and two threads cannot share their memory.
     """
 
     def __init__(
@@ -212,13 +213,13 @@ class VerifierWorker(Lane):
         super().__init__(scoring)
         self.patience_s, self._stream = patience_s, stream
         self.changed = changed or threading.Condition()
-        # All below are read and written with `changed` held.
+        # Every attribute below is read and written only while `changed` is held.
         self._thread: threading.Thread | None = None
         self._unneeded: list[Node] = []
         self._results: deque[list[Event] | BaseException] = deque()
         self._closing = False
-        self._current: tuple[Node, ...] = ()  # is being scored
-        self._unneeded_since_s: float | None = None  # that batch
+        self._current: tuple[Node, ...] = ()  # the batch that is being scored
+        self._unneeded_since_s: float | None = None  # when that batch was released; None: needed
 
     @property
     def busy(self) -> bool:
@@ -265,10 +266,7 @@ class VerifierWorker(Lane):
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, too.
-
-        A call that does not end in `patience_s` is left to itself.
-        """
+        """End the thread. Abandon a call that does not return within `patience_s`."""
         if self._thread is None:
             return
         with self.changed:
@@ -281,16 +279,19 @@ class VerifierWorker(Lane):
             self._closing = False
             results, self._results = self._results, deque()
             unneeded, self._unneeded = self._unneeded, []
-        if unneeded:  # the worker is stuck
+        if unneeded:  # the abandoned worker will not free them
             self.scoring.release(unneeded)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
     def _start(self) -> None:
-        """Returns when the worker computes with as many threads as this one, to the same bits: a
-        thread takes torch's number over when it first asks, and keeps it while others change it."""
-        if self._stream is not None:  # what it reads is computed by then
+        """Start the thread, and return when it computes with as many threads as this one.
+
+        Both then give bitwise equal results. torch copies its thread count to a new thread at the
+        thread's first query, and later changes elsewhere have no effect.
+        """
+        if self._stream is not None:  # wait for queued work that the verifier will read
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         ready = threading.Event()
         self._thread = threading.Thread(
@@ -300,7 +301,7 @@ class VerifierWorker(Lane):
         ready.wait()
 
     def _leave(self) -> None:
-        """Whatever the thread does from now on is its own affair."""
+        """Abandon the thread: ignore everything that it still does."""
         if self._thread is not None and self._current:
             self.scoring.accounting.leave(self._thread.ident)
         self._thread, self._current, self._unneeded_since_s = None, (), None
@@ -319,13 +320,13 @@ class VerifierWorker(Lane):
                         self.scoring.release(unneeded)
                     else:
                         self._finish(self.scoring.score(batch))
-            except BaseException as error:  # whatever it is, the loop's thread must hear of it
+            except BaseException as error:  # any error must reach the loop's thread
                 self._finish(error)
         if self._stream is not None:
             self._stream.synchronize()
 
     def _next(self) -> tuple[list[Node], tuple[Node, ...]] | None:
-        """What is to be freed, or else scored; None if the worker is closed, or was left."""
+        """Return the nodes to free, or else the batch to score; None if closed or abandoned."""
         me, queue = threading.current_thread(), self.scoring.queue
         with self.changed:
             self.changed.wait_for(
@@ -345,7 +346,7 @@ class VerifierWorker(Lane):
                 self.changed.notify_all()
 
 
-# --- which of them, and with how many threads ------------------------------------------------
+# --- construction ----------------------------------------------------------------------------
 
 
 def make_executor(
@@ -359,7 +360,10 @@ def make_executor(
     *,
     beside: bool,
 ) -> Executor:
-    """The executor for a run. beside: see `overlaps`; several verifiers score beside decoding."""
+    """Create the executor of a run.
+
+    beside: True if each verifier gets a thread, see `overlaps`.
+    """
     generator, *scorers = models
     most_steps = STEPS_TOGETHER[settings.explore] if scorers else 1
 
@@ -397,16 +401,18 @@ def overlaps(
     exact: bool,
     num_threads: int,
 ) -> bool:
-    """True if the verifier has a thread of its own; never one that does not say that it may.
+    """Return True if the verifier gets its own thread; never without the trait `beside_decoding`.
 
-    "auto": where there are several, and where it is the user's own, which may hang; else where that
-    is faster (docs/log/2026-11.md#scoring-beside-decoding), and changes nothing else: a
-    generator elsewhere; or, with results that do not depend on a batch, a CPU with a core for each
-    of the worker's threads, or a card whose kernels read KV in place, where memory is planned for
-    both at a time: decoding waits for memory there, and scoring computes. With several trees in
-    flight, and no KV that has had to leave the device so far.
+    "auto" gives a thread to each of several verifiers, and to a user's own verifier, which may
+    hang. A single verifier model gets one only if several trees are in flight, and if that is
+    faster (docs/log/2026-11.md#scoring-beside-decoding) without changing results. With a remote
+    generator this always holds. Otherwise results must be `exact`, no KV may have left the device
+    so far, and there must be room: on a CPU a core for each of the worker's threads, on a GPU
+    kernels that read KV in place. On a GPU memory is planned for both models, decoding is bound by
+    memory, and scoring by arithmetic.
 
-    in_flight: trees at a time; None for as many as there is work for.
+    in_flight: most trees at a time; None: as many as the generator has work for.
+    exact: True if results do not depend on the batch.
     """
     generator, *scorers = models
     if not traits_of(verifier).beside_decoding:

@@ -1,4 +1,4 @@
-"""What a model is asked, as token ids: problems, chats, follow-up turns; and whether it fits."""
+"""Prompts of a model as token ids: problems, chats and follow-up turns. Checks their lengths."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from beamwright.sections import ModelSettings
 from beamwright.tree import Conversation, Node, Problem, RawPrompt, SearchTree, Turn
 
 _SYNTHETIC_SEED = 20_26
-_MOST_COUNTED = 1 << 15  # tokens of a prompt that is too long
+_MOST_COUNTED = 1 << 15  # a prompt that is too long is counted up to this many tokens
 DEFAULT_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
-"""What Qwen2.5-Math was trained with; others understand it. Process reward models know steps from
-it, and answers are read from the box."""
+"""The prompt that Qwen2.5-Math was trained with; other models understand it.
+
+It makes models write steps that process reward models know, and answers in a box.
+"""
 
 
 def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
-    """Settings with the system prompt that a model is asked with, where none is given."""
+    """Return the settings, with the default system prompt where the model takes one."""
     given = settings.model.system_prompt is not None
     if given or codec is None or not codec.takes_instructions:
         return settings
@@ -34,9 +36,11 @@ def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
 
 
 class Prompts:
-    """Makes the trees of one generator.
+    """Creates the trees of one generator from its problems.
 
-    codec: its tokenizer. context, vocab: how many tokens it takes and knows.
+    codec: the tokenizer; None if the model has none.
+    context: the most tokens of a path.
+    vocab: the size of the vocabulary.
     """
 
     def __init__(
@@ -53,9 +57,9 @@ class Prompts:
         thinking: str | int = "auto",
         now: str | None = None,
     ) -> SearchTree:
-        """A tree with the rendered prompt; space around a problem belongs to neither model.
+        """Create a tree with the rendered prompt. Whitespace around a problem is removed.
 
-        thinking, now: what the chat template is told of them (`StepSettings`).
+        thinking, now: passed to the chat template (`StepSettings`).
 
         Raises:
             InputError: if the problem is empty, too long or no text, or the model has no tokenizer.
@@ -87,7 +91,10 @@ class Prompts:
     def _rendered(
         self, codec: TextCodec, problem: Problem, args: Mapping[str, Any]
     ) -> tuple[list[int], str]:
-        """Token ids of the prompt, and the problem as a verifier reads it; args: the template's."""
+        """Return the prompt's token ids, and the problem as a verifier reads it.
+
+        args: arguments of the chat template.
+        """
         system_prompt = self._settings.system_prompt
         match problem:
             case Conversation():
@@ -112,7 +119,7 @@ class Prompts:
 
     def _check_size(self, codec: TextCodec, text: str, what: str) -> None:
         check_text(text, what)
-        # A text of megabytes would take gigabytes to tokenise, and is not counted to its end.
+        # Tokenising a text of megabytes would take gigabytes, so counting stops at `most`.
         most = max(self._context, _MOST_COUNTED)
         count = codec.count_tokens(text, most)
         if count > self._context:
@@ -120,10 +127,10 @@ class Prompts:
             raise ProblemTooLongError(part if count > most else what, count, self._context)
 
     def check_paths(self, paths: Sequence[Sequence[str]]) -> None:
-        """See that given paths are texts that the model's context could hold.
+        """Check that given paths are texts that fit the model's context.
 
         Raises:
-            InputError: if one is none, or longer.
+            InputError: if a path is no text or too long.
         """
         for number, steps in enumerate(paths):
             if len(steps) > self._context:
@@ -134,12 +141,12 @@ class Prompts:
                 self._check_size(self._codec, "".join(steps), f"path {number}")
 
     def check_turns(self, strategy: Strategy, thinking: str | int = "auto") -> None:
-        """See that what a strategy will ask can be asked, before anything is decoded, and that a
-        model which is to think can.
+        """Check before decoding that a strategy's turns can be rendered and `thinking` works.
 
         Raises:
-            InputError: if the model has no tokenizer or no chat template, or a turn is no text, or
-            longer than its context; if it marks no thoughts.
+            InputError: if the model has no tokenizer or no chat template; if a turn is no text, or
+                longer than the context; if `thinking` is requested but the tokenizer has no tokens
+                for thoughts.
         """
         marked = self._codec is not None and self._codec.thoughts is not None
         if thinking not in ("auto", "off") and not marked:
@@ -152,10 +159,10 @@ class Prompts:
             self._turn_ids(turn, {})
 
     def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
-        """Token ids of a turn behind a reply that has ended; None if the context cannot hold it."""
+        """Return a turn's token ids after an ended reply; None if they do not fit the context."""
         ids = self._turn_ids(turn, self._args.get(node.root, {}))
         if ids and node.token_ids and ids[0] == node.token_ids[-1]:
-            ids = ids[1:]  # the reply ended with this very token
+            ids = ids[1:]  # the reply already ends with this token
         fits = node.end + len(ids) < self._context
         return tuple(ids) if fits and ids else None
 
@@ -166,7 +173,7 @@ class Prompts:
         return self._codec.render_turn(turn.text, template_args)
 
     def synthetic(self, num_tokens: int) -> SearchTree:
-        """A tree whose prompt is random token ids, the same ones every time.
+        """Create a tree with a prompt of random token ids, equal in every run.
 
         Raises:
             ProblemTooLongError: if the prompt fills the context.
@@ -179,12 +186,12 @@ class Prompts:
     def check(
         self, tree: SearchTree, file: Path, problem: str | None, thinking: str | int = "auto"
     ) -> None:
-        """See if a tree that was saved in `file` has the prompt that it would have today.
+        """Check that a tree saved in `file` has the prompt that it would have today.
 
-        problem: what it has to be of; None for whatever it is of. thinking: see `tree`.
+        problem: the expected problem; None accepts any. thinking: see `tree`.
 
         Raises:
-            InputError: if it has not.
+            InputError: if the prompt differs, or a token does not fit the model.
         """
         root = tree.root
         if problem is not None and problem.strip() != root.problem_text:
@@ -207,7 +214,7 @@ class Prompts:
 
 
 def check_text(text: str, what: str) -> None:
-    """Raises InputError for a text with halves of characters, which no tokenizer takes."""
+    """Raise InputError for a text with lone surrogates, which no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

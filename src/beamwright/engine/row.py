@@ -209,7 +209,7 @@ class Row:
         """Return how many tokens the row may keep of an iteration of `count` tokens.
 
         A row with `thought` None may keep all: its next token decides its limit, but the iteration
-            does not end there.
+        does not end there.
         """
         return count if self.thought is None and not self.stop else min(count, self.forwards_left)
 

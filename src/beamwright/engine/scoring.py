@@ -1,7 +1,7 @@
-"""Scoring: steps that wait for the verifier, its calls, and what comes of them as events.
+"""Scoring: the queue of steps for a verifier, the verifier's calls, and their results as events.
 
-Knows one verifier and its clocks, no thread. What a verifier returns is checked here, whoever
-wrote it. The queue is Alg. 2 of decoupled tree exploration.
+This module knows one verifier and its clocks, and no thread. It checks the results of every
+verifier, built-in or a user's. The queue is Alg. 2 of decoupled tree exploration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from beamwright.protocols import Event, StepFailed, StepScored, Verifier, traits
 from beamwright.tree import Node, Sees, by_root
 
 _depth = attrgetter("depth")
-_LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
+_LARGEST_SCORE = 1e30  # sums and squares of many such scores are still finite floats
 LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class PriorityQueue(Generic[T]):
-    """Who waits in the order of their turns: a larger priority first, then who came first."""
+    """Queue ordered by priority, larger ones first; equal priorities are first in, first out."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, T]] = []
@@ -41,29 +41,29 @@ class PriorityQueue(Generic[T]):
         return (item for _, item in self._entries)
 
     def put(self, item: T, priority: int = 0) -> None:
-        """Wait from now on."""
+        """Add an item."""
         number = sum(other >= priority for other, _ in self._entries)
         self._entries.insert(number, (priority, item))
 
     def take(self) -> T:
-        """The first one waits no more."""
+        """Remove and return the first item."""
         return self._entries.pop(0)[1]
 
     def change(self, change: Callable[[T], T | None]) -> None:
-        """Put something else in the place of each; None: it waits no more."""
+        """Replace each item with `change(item)`; None removes the item."""
         changed = [(priority, change(item)) for priority, item in self._entries]
         self._entries = [(priority, item) for priority, item in changed if item is not None]
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Remove all items."""
         self._entries.clear()
 
 
 class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
-    """The verifier's work queue: a batch for each tree, in their order.
+    """The verifier's work queue: batches of steps, each of one tree.
 
-    One call takes the first batch, and what waits behind it while both fit `most_steps`: thesis,
-    7.2, N_PRM. With 1 every tree has calls of its own.
+    One call takes the first batch, and further batches while their total is at most `most_steps`
+    (N_PRM in section 7.2 of the thesis). With 1, every batch is a call of its own.
     """
 
     def __init__(self, most_steps: int = 1) -> None:
@@ -71,7 +71,7 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
         self._most_steps = most_steps
 
     def take(self) -> tuple[Node, ...]:
-        """The steps of the next call; none if nothing waits."""
+        """Remove and return the steps of the next call; empty if nothing waits."""
         taken: list[Node] = []
         for batch in list(self):
             if taken and len(taken) + len(batch) > self._most_steps:
@@ -80,17 +80,20 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
         return tuple(taken)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Forget batches that nobody waits for when these nodes are gone, and speculative ones."""
+        """Remove these nodes from waiting batches; drop batches left without an open step."""
         gone = frozenset(nodes)
         self.change(lambda batch: without(batch, gone))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Which steps a verifier is given: of those that it sees, every so manyth of a reply and the
-    one that ends a path (VG-Search, Chen et al. 2025). It follows from the path alone.
+    """Predicate: is this step given to the verifier?
 
-    Blanks between a thought and the answer are no step to be judged.
+    It holds for every `every`-th step that the verifier sees of a reply, and for the step that ends
+    the path (VG-Search, Chen et al. 2025). It depends on the path alone. Blanks between a thought
+    and the answer are not a step to judge.
+
+    every: distance between judged steps. sees: the part of a reply that the verifier sees.
     """
 
     every: int = 1
@@ -98,7 +101,7 @@ class Judged:
 
     @classmethod
     def by(cls, verifier: Verifier, every: int) -> Judged:
-        """Raises InputError where a verifier has to be given each step."""
+        """Create the predicate for `verifier`. Raises InputError if it must get each step."""
         traits = traits_of(verifier)
         if every > 1 and traits.answers_each_step:
             name = policy_name(verifier)
@@ -109,7 +112,7 @@ class Judged:
         if not node.seen(self.sees) or node.replies_to is node:
             return False
         if self.every == 1 and node.step_text.strip():
-            return True  # as most are
+            return True  # the usual case
         steps = node.reply()
         shown = [step for step in steps if step.seen(self.sees)]
         if len(shown) < len(steps) and not any(step.step_text.strip() for step in shown):
@@ -118,7 +121,7 @@ class Judged:
 
 
 def without(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:
-    """A batch without these nodes; None if nobody waits for what is left."""
+    """Return a batch without the nodes `gone`; None if the rest is empty or speculative only."""
     left = tuple(node for node in batch if node not in gone)
     return left if any(not node.speculative for node in left) else None
 
@@ -126,7 +129,7 @@ def without(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] |
 class Scoring:
     """A verifier with its queue and its clocks. One thread at a time may call it.
 
-    stalled_s: seconds that the verifier has waited for the link so far.
+    stalled_s: returns the seconds that the verifier has waited for the link so far.
     """
 
     def __init__(
@@ -144,18 +147,19 @@ class Scoring:
         self._without_room: set[Node] = set()
 
     def score(self, nodes: Sequence[Node]) -> list[Event]:
-        """An event per step, or the failure of its tree; where room is missing, of every step.
+        """Return an event per step; if a tree fails, one failure for the tree.
 
-        What there was no room for is released, and may be asked about again.
+        If memory is too small even for one tree, each of its steps fails with that error. These
+        steps are released and may be submitted again.
 
-        Speculative children, where a verifier says that it may be asked about them, come behind
-        their parents: in the same call where it takes both (FlashTTS, section 4.1.3), else, or
-        where that has no room, in one for each level. What cannot be scored of them gets no event.
+        Speculative children are scored after their parents, if the verifier supports it: in the
+        same call if it takes paths (FlashTTS, section 4.1.3), otherwise, or if that does not fit,
+        in one call per level. Children that cannot be scored get no event.
 
         Raises:
             LinkError: if the link has failed.
         """
-        # A tree that has failed may have had other steps on their way already.
+        # Further steps of a failed tree may have been queued before it failed.
         nodes = [node for node in nodes if node.root not in self._failed]
         steps = [node for node in nodes if not node.speculative]
         ahead: list[Node] = []
@@ -184,7 +188,7 @@ class Scoring:
         return events
 
     def _try(self, nodes: Sequence[Node]) -> list[Event] | BeamwrightError:
-        """Score these in one call, or say why that cannot be. A failed link is raised."""
+        """Score nodes in one call; return events, or the error. A failed link is raised."""
         if not nodes:
             return []
         try:
@@ -204,7 +208,7 @@ class Scoring:
             return error
 
     def _apart(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
-        """These could not be scored together: each tree on its own, or what went wrong."""
+        """Score each tree alone after a failed call for all; a single tree fails with `error`."""
         trees = by_root(steps)
         if len(trees) == 1 and not isinstance(error, CapacityError):
             self._failed.update(trees)
@@ -215,12 +219,12 @@ class Scoring:
         return [StepFailed(node, error) for node in steps]
 
     def _give_up(self, nodes: Sequence[Node]) -> None:
-        """These could not be scored, and so nothing that reads them."""
+        """Release nodes that could not be scored; their children cannot be scored either."""
         self._without_room.update(nodes)
         self._verifier.release(nodes)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free what the verifier keeps on these nodes."""
+        """Free what the verifier keeps for these nodes."""
         self._failed.difference_update(nodes)
         self._without_room.difference_update(nodes)
         self._verifier.release(nodes)
@@ -229,7 +233,7 @@ class Scoring:
 def scored(
     verifier: Verifier, nodes: Sequence[Node], scores: Sequence[float | None]
 ) -> list[StepScored]:
-    """An event per step.
+    """Check the scores of a call, and return an event per step.
 
     Raises:
         NotFiniteError: if a score is NaN, infinite, or too large to be summed.
@@ -249,14 +253,14 @@ def scored(
 
 
 def check_path_score(node: Node) -> None:
-    """Raises NotFiniteError if what was made of a path's scores cannot be reckoned with."""
+    """Raise NotFiniteError if a path's score is NaN, infinite, or too large."""
     if not _is_usable(node.score):
         steps = [step.step_score for step in node.reply()]
         raise NotFiniteError(f"the scores of {_place(node)}, {steps[-3:]}, make {node.score}")
 
 
 def _is_usable(score: float | None) -> bool:
-    return score is None or abs(score) <= _LARGEST_SCORE  # false of NaN
+    return score is None or abs(score) <= _LARGEST_SCORE  # False for NaN
 
 
 def _place(node: Node) -> str:

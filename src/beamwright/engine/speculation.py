@@ -1,13 +1,14 @@
-"""Steps decoded, and perhaps scored, before selection has opened them; and whether that pays.
+"""Speculation: decode and score children of finished steps before selection, and whether it pays.
 
-Speculative children hang below their parents and are in no tree. What they write follows from their
-lineage, so those that selection opens are taken as they are, and the others cost nothing but their
+Speculative children hang below their parents but are in no tree. Their tokens follow from their
+lineages. Children that selection opens are therefore used unchanged, and the rest cost nothing but
 time (FlashTTS section 4.1).
 
-A round lasts as long as its longest step; the other rows' slots are idle for the rest of it. Tokens
-that are written there, and kept, are missing from the next round. What it costs is a call of the
-verifier for every few steps that end, in the place of one for all of them, and as often rows join:
-that takes about as long as a token of all rows (docs/log/2026-11.md#decoding-ahead).
+A round lasts as long as its longest step, and the slots of the other rows are idle until it ends.
+Speculative tokens that are decoded in these slots and kept shorten the next round. The price has
+two parts. The verifier is called for every few steps that end, instead of once for all. Rows also
+join that often, and each time that takes about as long as a token of all rows
+(docs/log/2026-11.md#decoding-ahead).
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from beamwright.counters import Counters
 from beamwright.protocols import Prospect
 from beamwright.tree import Node, NodeState, SearchTree, make_child
 
-_MARGIN = 1.25
-_CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
-_LEAST_ROUNDS = 2
-_FEW_TOKENS = 500
-_HOPE = 0.005
+_MARGIN = 1.25  # of the gain over the cost
+# Times that a round's idle slots would be filled: 4 (when a quarter of the rows has ended), plus
+# once per 16 tokens of its longest step.
+_CALLS, _TOKENS_PER_CALL = 4, 16
+_LEAST_ROUNDS = 2  # measured rounds before speculation can pay
+_FEW_TOKENS = 500  # weight of the initial guess of the kept share, in tokens
+_HOPE = 0.005  # initial guess: share of a verifier call's time that does not depend on its steps
 
 
 class SpeculativeChildren:
-    """The speculative children of one tree: by parent, ordinal, and whether they are greedy.
+    """The speculative children of one tree, by parent, greediness and ordinal.
 
-    scores: of those that were scored behind their parents.
+    scores: scores of children that were scored before selection.
     """
 
     def __init__(self) -> None:
@@ -44,11 +47,11 @@ class SpeculativeChildren:
         return self._siblings(node).get(node.lineage[-1]) is node
 
     def __iter__(self) -> Iterator[Node]:
-        """Parents come first."""
+        """Yield all children, parents first."""
         return (node for children in self._children.values() for node in children.values())
 
     def of(self, prospect: Prospect) -> list[Node]:
-        """The children that are meant and not complete; those that are new are made."""
+        """Return the children of a prospect that are not decoded yet; create missing ones."""
         parent, greedy = prospect.node, prospect.greedy
         known, first = self._children.setdefault((parent, greedy), {}), len(parent.children)
         ordinals = range(first, first + prospect.children)
@@ -63,7 +66,7 @@ class SpeculativeChildren:
             self._children.setdefault((node.parent, node.greedy), {})[node.lineage[-1]] = node
 
     def complete(self) -> list[Node]:
-        """Those that have their step."""
+        """Return the children whose step is decoded."""
         return [node for node in self if node.state is NodeState.CANDIDATE]
 
     def to_score(
@@ -72,8 +75,11 @@ class SpeculativeChildren:
         most: int,
         judges: Callable[[Node], bool] = lambda node: True,
     ) -> list[Node]:
-        """Up to so many that have their step, whose parents are scored or about to be, or judged by
-        nobody; once."""
+        """Return up to `most` decoded children that can be scored, each only once.
+
+        A child can be scored if its parent is in `submitted`, was returned here before, or is a
+        step that no verifier judges.
+        """
         chosen: list[Node] = []
         for node in self.complete():
             above = node.parent
@@ -85,14 +91,14 @@ class SpeculativeChildren:
         return chosen
 
     def forget(self, node: Node) -> None:
-        """A child has lost what it had; its parent bears what it cost."""
+        """Remove a child whose KV was dropped, and count its usage on its parent."""
         self._siblings(node).pop(node.lineage[-1], None)
         self.scores.pop(node, None)
         assert node.parent is not None
         node.parent.usage.update(node.usage)
 
     def taken(self, parent: Node, num_children: int, *, greedy: bool) -> dict[int | str, Node]:
-        """What has been begun of these children, which selection has opened."""
+        """Remove the children that selection opens, and return those that exist, by ordinal."""
         known, first = self._children.get((parent, greedy), {}), len(parent.children)
         begun: dict[int | str, Node] = {
             i: known.pop(i) for i in range(first, first + num_children) if i in known
@@ -102,9 +108,9 @@ class SpeculativeChildren:
         return begun
 
     def rest(self, tree: SearchTree) -> list[Node]:
-        """Those that cannot be opened any more; they are forgotten, the last made first.
+        """Remove and return the children that can no longer be opened, the latest first.
 
-        A parent that nothing was decided about may still get children, unless the search is over.
+        A parent that is not decided yet may still get children, unless the search is over.
         """
         gone: dict[Node, None] = {}
         for node in self:
@@ -123,33 +129,35 @@ class SpeculativeChildren:
 
 @dataclass
 class Payoff:
-    """Adds up rounds: what they cost, of trees that had the device to themselves.
+    """Sums over rounds from which the engine decides whether speculation pays.
 
-    speculated, kept: tokens that were decoded ahead, and those that selection has opened.
-    waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
-    longest steps, and what their rounds took.
-    A try in vain, whose steps were scored early while nothing had room, counts as a step in vain.
+    Only rounds of trees that had the device to themselves are timed. A failed attempt, in which
+    steps were scored early but no slot was free for speculation, counts as one wasted step.
     """
 
-    speculated: int = 0
-    kept: int = 0
-    rounds: int = 0
-    waited: float = 0.0
-    fills: float = 0.0
-    decode_s: float = 0.0
-    tokens: int = 0
+    speculated: int = 0  # tokens decoded before selection
+    kept: int = 0  # tokens among them whose nodes selection opened
+    rounds: int = 0  # rounds measured
+    waited: float = 0.0  # tokens by which the longest steps exceeded the mean steps
+    fills: float = 0.0  # times that idle slots would be filled: a verifier call and a join each
+    decode_s: float = 0.0  # seconds of decoding
+    tokens: int = 0  # tokens of the longest steps
+    # Products of (1, calls, scored tokens, seconds of scoring), summed over rounds: the normal
+    # equations of a least-squares fit.
     _sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 4)))
-    _last_try: tuple[int, int] = (0, 0)
+    _last_try: tuple[int, int] = (0, 0)  # submits of the last round, and `speculated` after it
 
     def note_round(self, lengths: Sequence[int], spent: Counters, submitted: int) -> None:
-        """A round of steps of these lengths is over.
+        """Record a finished round with steps of these lengths.
 
-        spent: on it, and on what was decoded and scored ahead meanwhile. submitted: how often steps
-        were given to the verifier: more than once if some were scored early.
+        spent: the costs of the round, speculative decoding and scoring included.
+        submitted: number of times that steps were given to the verifier; more than 1 if some were
+            scored early.
         """
         longest = max(lengths)
         self.rounds += 1
-        tried, speculated = self._last_try  # what it was for is known when this round is over
+        # Whether early scores led to speculation is known only one round later.
+        tried, speculated = self._last_try
         if tried > 1 and speculated == self.speculated:
             self.speculated += longest
         self._last_try = submitted, self.speculated
@@ -161,10 +169,10 @@ class Payoff:
 
     @property
     def _call_s(self) -> float:
-        """Seconds that a call of the verifier takes whatever is in it.
+        """Seconds that a verifier call takes regardless of its steps.
 
-        Least squares through rounds, of so much a call and so much a token; a hopeful guess until
-        any round had two calls.
+        Least squares over rounds: seconds = calls * `_call_s` + tokens * a constant. A low guess is
+        used until a round had more than one call.
         """
         calls, _, seconds = map(float, self._sums[0, 1:])
         if not calls:
@@ -177,12 +185,12 @@ class Payoff:
 
     @property
     def kept_share(self) -> float:
-        """Of what is decoded ahead; a half until something is known."""
+        """Share of speculative tokens that are kept; one half until something is known."""
         return (self.kept + _FEW_TOKENS / 2) / (self.speculated + _FEW_TOKENS)
 
     @property
     def pays(self) -> bool:
-        """True if what is won is more than what it costs, with a margin."""
+        """True if the expected gain exceeds the cost by a margin."""
         if self.rounds < _LEAST_ROUNDS:
             return False
         token_s = self.decode_s / max(1, self.tokens)

@@ -1,6 +1,6 @@
-"""MovingSplit: one memory for the KV of generator and verifier, whose parts change while they run.
+"""MovingSplit: one KV memory for generator and verifier, divided anew as the search changes.
 
-Knows both stores and what the trees will ask of them next; neither model, no row.
+This module knows both stores and what the trees will need next. It knows neither model and no row.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from beamwright.errors import CapacityError
 from beamwright.kv.cache import CacheManager
 from beamwright.tree import Node
 
-_FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
+_FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4  # tokens: a step's first estimate, and half a block
 
 
 class MovingSplit:
-    """Two stores over one memory: bytes go from one model's KV to the other's.
+    """Two stores over one memory: bytes move from one model's KV budget to the other's.
 
-    The model that runs next gets room for what it needs, as far as there is any; the idle one's KV
-    leaves only where it is in the way. That was never slower than the ways of FlashTTS, section
-    4.3, which are the lab's (`simulator.split`). Budgets always add up to the same number; what a
-    search computes never depends on them.
+    The model that runs next gets the room that it needs, as far as possible. The idle model's KV is
+    evicted only if it is in the way. This was never slower than the policies of FlashTTS, section
+    4.3, which the lab has (`simulator.split`). The budgets always have the same sum, and search
+    results never depend on them.
 
-    most_step_tokens: how long a step may become. scores_early: steps are scored while others are
-    decoded (speculation), so that neither model may be left without room for its longest path while
-    the other has its turn.
+    most_step_tokens: the most tokens that a step may get.
+    scores_early: True if steps are scored while others are decoded (speculation). Each model then
+        keeps room for its longest path, even while the other one has its turn.
     """
 
     def __init__(
@@ -46,25 +46,25 @@ class MovingSplit:
 
     @property
     def generator_bytes(self) -> int:
-        """The generator's part now."""
+        """The generator's KV budget now."""
         return self._generator.device.budget.total_bytes
 
     @property
     def verifier_bytes(self) -> int:
-        """The verifier's part now."""
+        """The verifier's KV budget now."""
         return self._verifier.device.budget.total_bytes
 
     def restart(self) -> None:
-        """Divide as in the beginning, and count from 0."""
+        """Restore the first division, and reset the counters."""
         self._seen: tuple[int, ...] = ()
         self._give(self._generator, self._first_bytes)
         self.counts = Counters()
         self.most_generator_bytes = self.generator_bytes
 
     def look(self, runs: Collection[TreeRun]) -> None:
-        """Move memory if the state of the search has changed and that is worth while.
+        """Move memory if the state of the search has changed and moving helps.
 
-        To be called where neither model runs.
+        Call it only while neither model runs.
         """
         scoring = [node for run in runs for node in run.round.unscored]
         beams = [node for run in runs for node in run.round.open]
@@ -72,7 +72,7 @@ class MovingSplit:
         if seen == self._seen or not (scoring or beams):
             return
         self._seen = seen
-        with suppress(CapacityError):  # of the host tier: everything stays where it is
+        with suppress(CapacityError):  # the host tier is full: nothing is moved
             if scoring:
                 needed = _need_bytes(self._verifier, [_tokens_of(n) + 1 for n in scoring])
                 self._make_room(self._verifier, self._generator, needed, scoring, beams)
@@ -91,33 +91,37 @@ class MovingSplit:
         nodes: Sequence[Node],
         beams: Sequence[Node],
     ) -> None:
-        """The model of this store runs next, on these nodes; beams are decoded meanwhile, or then.
+        """Give `store`, whose model runs next, the bytes that it needs.
 
-        Needs are estimates, so once memory was short all that is free is taken.
+        Needs are estimates. Once memory was short, the model therefore gets all bytes that are
+        free.
+
+        nodes: the nodes that the model works on next.
+        beams: nodes that are decoded meanwhile, or next.
         """
         total = self.total_bytes
         part = self._part(store, idle, needed_bytes)
         if part is not None:
             if self._scores_early and beams:
-                # The idle one keeps a path, where there is room for that; where there is not, a
-                # score that comes too early is put off until the round's end.
+                # The idle model keeps room for a path if possible. If not, a score that comes too
+                # early is put off until the end of the round.
                 kept = self._least(idle, beams)
                 part = min(part, total - kept if needed_bytes + kept <= total else total)
             self._give(store, part)
-        # A step may be longer than those that the need was estimated from.
+        # A step may be longer than the steps from which the need was estimated.
         least = min(self._least(store, nodes), total)
         if least > store.device.budget.total_bytes:
             self._give(store, least)
 
     def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
-        """What the model of this store gets for its turn; None if it has enough."""
+        """Return the budget of this store's model for its turn; None if it has enough already."""
         if needed_bytes <= store.device.budget.total_bytes and not self.counts.moves:
             return None
-        useless_bytes = self.total_bytes - idle.device.budget.used_bytes  # to the idle one
+        useless_bytes = self.total_bytes - idle.device.budget.used_bytes  # not used by the idle one
         return min(self.total_bytes, max(needed_bytes, useless_bytes))
 
     def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
-        """What the longest path and the longest step take: every beam can be decoded and scored."""
+        """Return the bytes of the longest path and a longest step: enough for any beam."""
         device, step = store.device, self._most_step_tokens + 1
         longest = max(beams, key=path_tokens)
         depth = len(longest.path())
@@ -125,12 +129,12 @@ class MovingSplit:
         return (blocks + 1) * device.bytes_per_block
 
     def _give(self, store: CacheManager, num_bytes: int) -> None:
-        """Give this model so much, and the other one the rest, as far as what is held allows."""
+        """Set this store's budget to `num_bytes`, the other's to the rest, as far as pins allow."""
         before, total = self.generator_bytes, self.total_bytes
         other = self._verifier if store is self._generator else self._generator
         if num_bytes > store.device.budget.total_bytes:
             store, other, num_bytes = other, store, total - num_bytes
-        kept = store.resize(num_bytes)  # the one that shrinks first
+        kept = store.resize(num_bytes)  # shrink first: the sum must never exceed the total
         other.resize(total - kept)
         moved = abs(self.generator_bytes - before)
         if moved:
@@ -140,13 +144,13 @@ class MovingSplit:
 
 
 def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
-    """What the store holds, and steps of these lengths more."""
+    """Return the bytes that the store holds, plus those of steps with these lengths."""
     device = store.device
     return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block
 
 
 def step_tokens_of(beams: Sequence[Node]) -> int:
-    """The mean step of the round before, and half a block's worth of tokens."""
+    """Return the expected step length: the mean of the previous round, plus half a block."""
     steps = [node.parent for node in beams if node.parent is not None]
     lengths = [len(step.token_ids) for step in steps if step.parent is not None]
     if not sum(lengths):
@@ -155,11 +159,11 @@ def step_tokens_of(beams: Sequence[Node]) -> int:
 
 
 def path_tokens(node: Node) -> int:
-    """Of its whole path, turns left out."""
+    """Return the number of tokens of the node's whole path, without turns."""
     steps = (step for step in node.path()[1:] if step.turn is None)
     return len(node.root.token_ids) + sum(map(_tokens_of, steps))
 
 
 def _tokens_of(step: Node) -> int:
-    """Of a step; a text that nobody drew has a token a character at most, as a rule."""
+    """Return the tokens of a step. A given text without tokens counts one token per character."""
     return len(step.token_ids) or len(step.step_text)
