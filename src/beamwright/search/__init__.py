@@ -1,4 +1,4 @@
-"""Strategies: pure policies over a scored tree, one file and one declaration each.
+"""Search strategies: pure policies over a scored tree. Each strategy has one file and declaration.
 
 ```python
 @strategy("epsilon-beam", meaning="beam search that now and then keeps another step",
@@ -9,8 +9,8 @@ class EpsilonBeam(SearchPolicy):
     def select(self, tree, rng): ...
 ```
 
-Knows no models, no KV, no schedules. Every module of this folder is imported, and with it what it
-declares. LBS section 2.3; FlashTTS section 2.
+A strategy sees only the tree: no model, KV or schedule. This package imports all its modules, so
+that their declarations are registered. Papers: LBS section 2.3, FlashTTS section 2.
 """
 
 from __future__ import annotations
@@ -33,67 +33,68 @@ from beamwright.tree import Node, SearchTree
 
 
 class SearchPolicy(Section):
-    """A strategy: fields are its options, `search` is what every strategy is given.
+    """Base class of the strategies. The fields of a subclass are the options of its strategy.
 
-    It keeps nothing between rounds: what it knows is in the tree, so that a search that is resumed
-    goes on alike. Options that do not fit together are found in `model_post_init`.
+    A strategy keeps no state between rounds and reads everything from the tree. A resumed search
+    therefore continues in the same way. A subclass checks in `model_post_init` that its options fit
+    together.
     """
 
+    # The fields that are not options, because every strategy has them.
     shared: ClassVar[frozenset[str]] = frozenset({"search"})
-    foresees_by_score: ClassVar[bool] = True
-    certain: ClassVar[bool] = False
+    foresees_by_score: ClassVar[bool] = True  # see `protocols.Traits`
+    certain: ClassVar[bool] = False  # see `protocols.Traits`
     search: SearchSettings = SearchSettings()
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """What becomes of every candidate; see `protocols.Strategy`."""
+        """Return the actions for the candidates of this round; see `protocols.Strategy`."""
         raise NotImplementedError
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """What may be extended when this round is over; see `protocols.Foresees`.
+        """Return the steps that selection may extend after this round; see `protocols.Foresees`.
 
-        Unless a strategy knows better: by the scores so far (`search.prospects`).
+        By default they are predicted from the scores so far (`search.prospects.by_scores`).
         """
         return by_scores(beams, self.search.width, self.search.max_rounds)
 
 
 @dataclass(frozen=True)
 class StrategyRow(TableRow):
-    """A strategy by name.
-
-    choose: how its answer is chosen where the settings do not say. step_limits: its steps'
-    lengths, likewise. by_level: every step of a round is as deep as the round's number.
-    reads_width: --width matters. needs_scores: without them its tree is no search.
-    scorer: what scores steps, of the generator's own tokens, where no verifier is given.
-    competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
-    apart: each `width` children of the root are a subtree that competes with none.
-    fills: unless something stops it, it ends with exactly n finished paths.
-    commits: a step that has children gets no more, and no path that was left comes back: what all
-        leaves share is final while the search goes on.
-    votes_change: why the vote of a path that has ended may still be lost, if it may.
-    finals: which n of its finished paths are its candidates, where it finishes more or fewer.
-    """
+    """A declared strategy: its name, its class, and the facts that other packages need."""
 
     make: type[SearchPolicy]
-    choose: Choice = "best"
+    choose: Choice = "best"  # how the answer is chosen if the settings do not say
+    # Limits in tokens of the first, second, ... step, if the settings give no limit themselves. The
+    # last one holds for all later steps.
     step_limits: tuple[int, ...] | None = None
-    by_level: bool = True
-    reads_width: bool = False
-    needs_scores: bool = False
+    by_level: bool = True  # the steps of round r are all at level r
+    reads_width: bool = False  # the strategy uses --width
+    needs_scores: bool = False  # without scores the strategy cannot guide the search
+    # Name of the verifier to use if neither the user nor the model names one. It scores steps from
+    # the generator's own log-probabilities or token statistics.
     scorer: str | None = None
+    # Keeping one path means dropping another. If False, a path is pruned for its own score alone.
     competes: bool = True
+    # Each `width` consecutive children of the root form a subtree, and subtrees do not compete.
     apart: bool = False
+    # The search ends with exactly n finished paths, unless a stop rule or --max-rounds ends it.
     fills: bool = True
+    # A step with children gets no further children, and a pruned path never returns. The text that
+    # all leaves have in common is therefore final while the search still runs.
     commits: bool = False
+    # The reason why an ended path may still lose or change its vote; None: it cannot.
     votes_change: str | None = None
+    # Function that chooses the n final candidates among the finished paths, for a strategy that
+    # finishes more or fewer than n.
     finals: Callable[[Sequence[Node], int], list[Node]] | None = None
 
     def policy(self, settings: SearchSettings) -> SearchPolicy:
-        """The strategy with the options that the settings give it.
+        """Return the strategy, with its options taken from `settings`.
 
         Raises:
-            InputError: for an option of another strategy, or a value that this one cannot use.
+            InputError: for an option of another strategy, or for a value that is not valid.
         """
         rows = [self, ANSWERS.find(settings.answers)]
         given, _ = declared_values(STRATEGIES, rows, settings, named=self.name)
@@ -103,27 +104,33 @@ class StrategyRow(TableRow):
 DEFAULT_SEARCH = "beam"
 STRATEGIES: Table[StrategyRow] = Table("search", "--search", "select", taken=("list",))
 strategy = partial(declaration, STRATEGIES, StrategyRow)
-"""Declare a strategy. Beside its meaning: facts of `StrategyRow`. One class may have several."""
+"""Declare a strategy by its name, `meaning` and fields of `StrategyRow`.
+
+Several declarations may share one class.
+"""
 
 
 def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:
-    """The random stream of one round: of the strategy, the seed, the problem and the round."""
+    """Return the random stream of one round.
+
+    Its seed consists of the strategy's name, the user's seed, the problem id and the round number.
+    """
     key = f"{settings.search} {settings.seed} {tree.root.lineage[0]!r} {tree.rounds}"
     return Random(key)
 
 
 def make_strategy(settings: SearchSettings) -> SearchPolicy:
-    """The strategy that `--search` names, with its settings checked.
+    """Return the strategy that `--search` names, after checking its settings.
 
     Raises:
         InputError: for an unknown name, an option of another strategy, or settings that the
-            strategy cannot work with.
+            strategy cannot use.
     """
     return strategy_row(settings).policy(settings)
 
 
 def strategy_row(settings: SearchSettings) -> StrategyRow:
-    """The row that `--search` names, or of beam search.
+    """Return the row that `--search` names, or the row of beam search if it names none.
 
     Raises:
         InputError: for an unknown name.

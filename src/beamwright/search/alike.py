@@ -1,8 +1,8 @@
-r"""When two answers are one without algebra: lists, options, and the key that votes are counted by.
+r"""Equality of answers without algebra: lists, multiple-choice options, and the key of a vote.
 
-Pure text and exact numbers. The order of a list or a set is free, that of a tuple is not. A
-problem's options are what its text lists, so that they are known wherever it is: in a problem set,
-a chat, on another machine. Letters go from A to J.
+The functions compare texts and exact numbers only. Order does not matter in a list or a set; it
+matters in a tuple. The options of a problem are read from its text, so that they are known in every
+context: in a problem set, in a chat and on another machine. Their letters are A to J.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LETTERS = "ABCDEFGHIJ"
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~")
 _SIZES = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\!")
 _AND = re.compile(r",?\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*")
-_BETWEEN = re.compile(r"(?<!\\)[,;](?![^(\[{]*[)\]}])")  # outside brackets
+_BETWEEN = re.compile(r"(?<!\\)[,;](?![^(\[{]*[)\]}])")  # a separator outside of brackets
 _ENCLOSED = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
 _NAME = re.compile(
     r"\s*((?:[A-Za-z]|\\[a-z]+)(?:'|_\{?\w+\}?|\([a-z]\))?|\([a-z](?:,\s*[a-z])*\))\s*=\s*(?!=)(.+)",
@@ -27,7 +27,7 @@ _NAME = re.compile(
 
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-# "A) ..", "A. ..", "**A:** .." at the beginning of a line; "(A)" anywhere.
+# The mark of an option: "A) ..", "A. ..", "**A:** .." at the beginning of a line; "(A)" anywhere.
 _MARK = re.compile(r"(?:^[ \t>*_-]*([A-J])[).:]|(?<![A-Za-z0-9])\(([A-J])\)\}?)[*_]*", re.MULTILINE)
 _NAMED = re.compile(
     r"(?P<word>(?i:the\s+)?(?i:correct\s+)?(?i:option|choice|answer|letter)(?:\s+is)?\s*:?\s*)?"
@@ -41,15 +41,16 @@ _DASH = re.compile(r"[-\u2013\u2014]\s+(?=[A-Za-z]{3}|[A-Za-z]+ [A-Za-z])")
 
 
 def split_list(text: str) -> tuple[str, list[str]]:
-    """The brackets around a list, set or tuple, "" without any, and its items.
+    """Return the brackets of a list, set or tuple ("" without brackets) and its items.
 
-    What is no list is a single item. `1 and 2` is a list, and so is `\\pm 3`.
+    A text that is not a list is returned as one item. `1 and 2` is a list, and so is `\\pm 3`.
     """
     text = _SPACES.sub(" ", _SIZES.sub("", text)).strip()
     if re.search(r"\d|\\", text) and not re.search(r"[<>]|\\[lg]eq?(?![a-z])", text):
         text = _AND.sub(", ", text)
     if re.search(r",\s", text):
-        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # thousands in a list
+        # A comma without a space after it separates thousands, not items.
+        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     enclosed, brackets = _ENCLOSED.fullmatch(text), ""
     if enclosed and not re.match(r"[^(\[{]*[)\]}]", enclosed[2]):
         text, brackets = enclosed[2], enclosed[1] + enclosed[3]
@@ -60,7 +61,11 @@ def split_list(text: str) -> tuple[str, list[str]]:
 
 
 def _named(items: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and value of each item: `x=1, x=2` and `x_1=1, x_2=2` say `1, 2`, and name nothing."""
+    """Return the name and the value of each item, such as `x` and `1` for `x=1`.
+
+    All names are "" if they have the same first letter: `x=1, x=2` and `x_1=1, x_2=2` both
+    mean `1, 2`.
+    """
     named = [
         (found[1], found[2]) if (found := _NAME.fullmatch(item)) else ("", item) for item in items
     ]
@@ -68,25 +73,26 @@ def _named(items: Sequence[str]) -> list[tuple[str, str]]:
     return [(name * several, value) for name, value in named]
 
 
-@lru_cache(maxsize=4096)  # of one problem's candidates, most say the same, and are asked often
+@lru_cache(maxsize=4096)  # candidates of one problem often have equal answers and are read often
 def normalise_answer(answer: str) -> str:
-    r"""One text for answers that evaluation calls equal, as far as exact numbers can tell.
+    r"""Return one text for all answers that evaluation calls equal.
 
-    `\frac12`, `0.5` and `1/2` are one, as are `2\sqrt3` and `2\sqrt{3}`; `1, 2` and `\{2,1\}`;
-    `28\%`, `28 percent` and `28`; `1.6 miles` and `1.6`; `9 + 8 = 17` and `17`; `Odd` and `odd`.
+    Answers that are equal only by algebra keep different texts. Equal are, for example: `\frac12`,
+    `0.5` and `1/2`; `2\sqrt3` and `2\sqrt{3}`; `1, 2` and `\{2,1\}`; `28\%`, `28 percent` and `28`;
+    `1.6 miles` and `1.6`; `9 + 8 = 17` and `17`; `Odd` and `odd`.
     """
     if letter := letter_of(answer):
         return letter
     found = read_quantity(answer)
     if found.is_odd:
         return layout(answer)
-    # 7:30 am is no number of what is counted.
+    # The words are part of the answer unless its value is a number: "am" in 7:30 am is no unit.
     is_number = read_number(layout(found.value)) is not None
     return " ".join([key_of(found.value), *([] if is_number else sorted(found.words))])
 
 
 def key_of(value: str) -> str:
-    """The same of a value that stands alone."""
+    """Return one text for all values that are equal; `value` has no unit or counted noun."""
     plain = layout(value)
     if (number := read_number(plain)) is not None:
         return write_number(number)
@@ -108,7 +114,7 @@ def key_of(value: str) -> str:
 
 
 def split_option(answer: str) -> tuple[str, str] | None:
-    r"""The letter that an answer is, and the text behind it; None if it names no option.
+    r"""Split an answer into an option's letter and the text after it; None without a letter.
 
     Reads `B`, `(B) 12 cm`, `B: 12 cm`, `Option B`, `E - a risk score`, `\textbf{(B)}\ 12`.
     """
@@ -118,19 +124,20 @@ def split_option(answer: str) -> tuple[str, str] | None:
     text, dash = match["text"] or "", _DASH.match(match["text"] or "")
     if text and not (match["enclosed"] or match["mark"] or dash):
         return None
-    if match["enclosed"] and text[:1] in tuple("+-*/^=,&<>"):  # (A + B) / 2, (A), (B)
+    # A formula or a list of letters, as in "(A)/2" or "(A), (B)", names no single option.
+    if match["enclosed"] and text[:1] in tuple("+-*/^=,&<>"):
         return None
     return match["enclosed"] or match["bare"], text[dash.end() :] if dash else text
 
 
 def letter_of(answer: str) -> str | None:
-    """The letter that an answer is, with or without its option's text."""
+    """Return the letter of the option that an answer names, with or without the option's text."""
     found = split_option(answer)
     return found[0] if found else None
 
 
 def options_of(problem: str) -> dict[str, str]:
-    """The options that a problem lists, by letter; empty if it lists none."""
+    """Return the options that a problem lists, by letter; empty if it lists none."""
     marks = list(_MARK.finditer(problem))
     letters = "".join(mark[1] or mark[2] for mark in marks)
     number = max((n for n in range(2, len(LETTERS) + 1) if LETTERS[:n] in letters), default=0)
@@ -142,7 +149,7 @@ def options_of(problem: str) -> dict[str, str]:
 
 
 def choice_of(answer: str, options: Mapping[str, str]) -> str | None:
-    """The letter of the option that an answer is, by its letter or by its text alone."""
+    """Return the letter of the option that an answer names by its letter or by its text."""
     key = normalise_answer(answer)
     same = [
         letter

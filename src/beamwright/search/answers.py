@@ -1,4 +1,6 @@
-r"""What a path's answer is, and when two are one: each way is one declaration, under `--answers`.
+r"""Answer formats: how the answer of a path is read, and when two answers are equal (`--answers`).
+
+Each format is one declaration:
 
 ```python
 @answers("sql", meaning="queries, equal where the verifier saw equal results")
@@ -7,9 +9,9 @@ class Sql(Section):
     def key(self, answer, notes): return notes.get("result", answer)
 ```
 
-Votes, stops, pages and records read what is noted on nodes (`Node.answer`, `Node.vote`) alone.
-The default looks for a box, a tag, a phrase or a line. What `math-verify` reads without any such
-mark (the last number of a text) is no answer here: a path that states none has no vote.
+Votes, stop rules, pages and records read only the results on the nodes (`Node.answer`,
+`Node.vote`). The default format looks for a box, a tag, a phrase or a line. Unlike `math-verify`,
+it does not take the last number of a text as the answer. A path that states no answer has no vote.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from beamwright.sections import Section
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _THOUGHT = "</think>"
-_RUN_ON = re.compile(  # a problem of its own
+_RUN_ON = re.compile(  # the beginning of a next problem, with which some models continue
     r"(?<=\S)(?:[^\S\n]*+\n){2,}+\s*+\**(?:Question|Problem|Q)(?:\s*\d+)?\**\s*:"
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?=\{)|\s*([^\s{}$\\,;]+))")
-_JOINED = re.compile(r"[\s$]*(?:,|;|,?\s*\band\b)[\s$]*")  # what makes one answer of two boxes
+_JOINED = re.compile(r"[\s$]*(?:,|;|,?\s*\band\b)[\s$]*")  # text that joins two boxes to one answer
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
 _PHRASE = re.compile(
     r"(?<![a-z])(?:"
@@ -56,8 +58,8 @@ _PHRASE = re.compile(
 _CHOSEN = re.compile(
     r"(?:\b(?i:option|choice)\s+\(?|\()([A-J])\)?\**\s+is\s+(?:the\s+)?(?:correct|right|best)"
 )
-_HASHES = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)  # as GSM8K ends its solutions
-# A period, or an exclamation mark that is no factorial.
+_HASHES = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)  # last line in GSM8K solutions
+# The end of a sentence: a period, a line's end, or an exclamation mark that is not a factorial.
 _SENTENCE_END = re.compile(r"(?<!\bsq)\.(?=\s|$|\*)|\n|!(?=\s*$|\s+[A-Z]|\*)")
 _ASIDE = re.compile(
     r",?\s+(?:because|since|as|which|so|where|while|due|given|meaning|"
@@ -74,14 +76,15 @@ _ADVERB = re.compile(
 )
 _FORMULA = re.compile(
     r"\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)"
-    r"|\$(?!\d[\d,.]*\s+[A-Za-z]{2})(?:\\.|[^$\n\\])+\$",  # $18 in total and $5 is no formula
+    # "$18 in total and $5" contains amounts of money and no formula.
+    r"|\$(?!\d[\d,.]*\s+[A-Za-z]{2})(?:\\.|[^$\n\\])+\$",
     re.DOTALL,
 )
 _FORMULAS = re.compile(
     rf"(?:{_FORMULA.pattern})(?:\s*(?:,\s*(?:and|or)?|and|or)\s*(?:{_FORMULA.pattern}))*", re.DOTALL
 )
 _GOES_ON = re.compile(r"\s*[=+*/^<>-]")
-# "(B)", "B)", "B." or "B because" before anything else, or a letter that stands alone.
+# An option's letter at the beginning of a text. `_BEHIND` checks the text after the letter.
 _LETTER = re.compile(
     r"[*_$]*(?P<word>(?i:option|choice|letter)\s+)?[*_$]*\(?"
     r"(?<![A-Za-z0-9])(?P<letter>[A-J])(?![A-Za-z0-9])"
@@ -100,18 +103,23 @@ _MENTION = re.compile(
 
 
 def extract_answer(text: str, options: Mapping[str, str] | None = None) -> str | None:
-    r"""The final answer that `text` states, or None.
+    r"""Return the final answer that `text` states, or None.
 
-    The last balanced, non-empty `\boxed{...}` or `\fbox{...}` wins, or several that "and" joins,
-    unless a phrase behind it states a number or a letter; without one, the last
-    `<answer>...</answer>`; without that, the last of what follows "The answer is", "Answer:" or
-    "The correct option is", and of lines such as `#### 60`; without any, an option's letter that
-    begins the last line, or the first. Of an option with its text, "(B) 12 cm", the letter is it.
-    Surrounding `$`, emphasis, words around a number and a final period do not belong to it.
+    The first of these that is present is the answer:
 
-    What was thought before `</think>`, and a next problem that the text goes on with, count only
-    where nothing else is stated. options: of a multiple-choice problem, by letter; a last line that
-    mentions one of them states it.
+    1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or several boxes joined by "and";
+       if a phrase after the box states a number or a letter, this is the answer instead,
+    2. the last `<answer>...</answer>`,
+    3. the last phrase or line: the text after "The answer is", "Answer:" or "The correct option
+       is", or a line such as `#### 60`,
+    4. an option's letter at the beginning of the last line or of the first line.
+
+    For an option with its text, "(B) 12 cm", the letter is the answer. Surrounding `$`, emphasis,
+    words around a number and a final period are not part of the answer. The thought before
+    `</think>`, and a next problem after the reply, are read only if the rest states no answer.
+
+    options: the options of a multiple-choice problem, by letter. A last line that mentions exactly
+        one of them states it.
     """
     for part in reversed(text.split(_THOUGHT)):
         run_on = _RUN_ON.search(part)
@@ -122,8 +130,9 @@ def extract_answer(text: str, options: Mapping[str, str] | None = None) -> str |
 
 
 def _extracted(text: str, options: Mapping[str, str] | None) -> str | None:
+    """Return the answer that one part of a reply states; see `extract_answer`."""
     end, boxed = _boxed(text)
-    if boxed:  # a phrase behind it says which of several, or another one
+    if boxed:  # a phrase after the box may choose one of several answers, or correct the box
         behind = takewhile(lambda found: found[0] >= end, _phrases(text, options))
         clear = (answer for _, answer in behind if letter_of(answer) or counted_number(answer))
         return next(clear, boxed)
@@ -136,7 +145,7 @@ def _extracted(text: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _boxed(text: str) -> tuple[int, str]:
-    """Where the last box ends, and what it and those that are joined to it hold."""
+    """Return the end of the last box, and the contents of this box and the boxes joined to it."""
     closing, boxes = _closing_braces(text), []
     for match in _BOX.finditer(text):
         end = match.end() if match[1] else closing.get(match.end(), 0)
@@ -152,10 +161,10 @@ def _boxed(text: str) -> tuple[int, str]:
 
 
 def _phrases(text: str, options: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
-    """What phrases and lines state, and where those begin, from the last to the first."""
+    """Yield the position and the answer of each phrase and line, from the last to the first."""
     found = [*_PHRASE.finditer(text), *_HASHES.finditer(text), *_CHOSEN.finditer(text)]
     for match in sorted(found, key=lambda each: each.start(), reverse=True):
-        # Behind #### stands a number; a Markdown heading of that level holds words.
+        # A number follows #### in an answer line; words follow it in a Markdown heading.
         line = match[1] if match.re is not _PHRASE else ""
         is_number = not re.search("[A-Za-z]", line) or not text[match.end() :].strip()
         if match.re is _PHRASE:
@@ -167,7 +176,7 @@ def _phrases(text: str, options: Mapping[str, str] | None) -> Iterator[tuple[int
 
 
 def _stated(text: str, options: Mapping[str, str] | None) -> str:
-    """The answer at the beginning of `text`: an option's letter, formulas, or a clause."""
+    """Return the answer at the beginning of `text`: an option's letter, formulas, or a clause."""
     text = _ADVERB.sub("", text, count=1) if _ADVERB.match(text) else text
     if letter := _stated_letter(text, options):
         return letter
@@ -187,6 +196,7 @@ def _stated(text: str, options: Mapping[str, str] | None) -> str:
 
 
 def _stated_letter(text: str, options: Mapping[str, str] | None) -> str | None:
+    """Return the option's letter at the beginning of `text`; None if it begins otherwise."""
     match = _LETTER.match(text)
     if (
         match is None
@@ -199,7 +209,11 @@ def _stated_letter(text: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _last_letter(text: str, options: Mapping[str, str] | None) -> str | None:
-    """An option's letter, alone or with its text, as the last line; or mentioned there."""
+    """Return the option's letter that the last line or the first line consists of.
+
+    The letter may be followed by the option's text. Otherwise, return the only letter of `options`
+    that the last line mentions.
+    """
     lines = text.strip().splitlines() or [""]
     last = lines[-1]
     others = {match[1] for match in _OPTION_LINE.finditer(text)}
@@ -213,10 +227,10 @@ def _last_letter(text: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Where the group that each brace opens is closed, for those that are."""
+    """Return the position of the closing brace for each opening brace that has one."""
     closing: dict[int, int] = {}
     opened: list[int] = []
-    # An escaped brace does not open or close a group.
+    # An escaped brace, which this pattern matches with its backslash, opens or closes no group.
     for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         if match[0] == "{":
             opened.append(match.start())
@@ -225,16 +239,16 @@ def _closing_braces(text: str) -> dict[int, int]:
     return closing
 
 
-# --- ways ---------------------------------------------------------------------------------------
+# --- formats ------------------------------------------------------------------------------------
 
 ANSWERS: Table[TableRow] = Table("search", "--answers", "read", "key")
 answers = partial(declaration, ANSWERS, TableRow)
-"""Declare a way of reading answers: a class with `read` and `key`, see `protocols.Answers`."""
+"""Declare an answer format: a class with `read` and `key`; see `protocols.Answers`."""
 
 
 @answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; equal as exact numbers are")
 class Mathematics(Section):
-    """The default. Where a problem lists options, one's letter and its text are one answer."""
+    """The default format. An option's letter and its text are equal if the problem lists it."""
 
     _options: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -253,7 +267,7 @@ class Mathematics(Section):
 
 @answers("code", meaning="the last fenced block; equal to the letter, but for spaces at line ends")
 class Code(Section):
-    """Programs, queries, proofs."""
+    """Format for programs, queries and proofs."""
 
     def read(self, text: str) -> str | None:
         blocks = _FENCED.findall(text)
@@ -265,10 +279,13 @@ class Code(Section):
 
 
 def make_answers(name: str, given: Mapping[str, Any], problem: str = "") -> Answers:
-    """The way of this name, for this problem. given: options of the search section.
+    """Return the answer format `name` for one problem.
+
+    given: the options of the search section by name; the format uses its own among them.
+    problem: the text of the problem; "" if the format is not for one problem.
 
     Raises:
-        InputError: for an unknown name, or a value that it cannot use.
+        InputError: for an unknown name, or for an option's value that is not valid.
     """
     row = ANSWERS.find(name)
     own = {option: given[option] for option in row.options if option in given}

@@ -1,4 +1,4 @@
-"""Step-wise beam search (LBS section 2.3): expand, rate, keep the best k = n / width."""
+"""Step-wise beam search (LBS section 2.3): expand, score, keep the best k = n / width steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beamwright.search.prospects import FORESIGHTS
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
 from beamwright.tree import Node, SearchTree
 
-VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
+VARYING_LIMITS = (64, 64, 64, 2048)  # token limits of the first steps (FlashTTS, Fig. 11)
 
 
 @strategy(
@@ -33,10 +33,10 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
     needs_scores=True,
 )
 class BeamSearch(SearchPolicy):
-    """n candidates a round, `width` children per survivor.
+    """Beam search with n candidates per round and `width` children per survivor.
 
     Raises:
-        InputError: if n < width, or width does not divide n.
+        InputError: if n < width, or if n is not a multiple of width.
     """
 
     foresight: Literal["scores", "bins"] = option(
@@ -62,7 +62,7 @@ class BeamSearch(SearchPolicy):
 
     @property
     def foresees_by_score(self) -> bool:  # type: ignore[override]
-        """SelectSPEC asks for no score before the round is over."""
+        """False for `bins` (SelectSPEC), which reads no score of the current round."""
         return self.foresight == "scores"
 
     def prospects(
@@ -71,12 +71,15 @@ class BeamSearch(SearchPolicy):
         return self.likely(beams)
 
     def likely(self, beams: Sequence[Node]) -> list[Prospect]:
-        """Of beams that compete with each other, those whose children are foreseen."""
+        """Return the prospects of `beams`, which all compete with each other."""
         return FORESIGHTS[self.foresight](beams, self.search.width, self.search.max_rounds)
 
 
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:
-    """Share `slots` children among the best ceil(slots / width); the best get one more."""
+    """Share `slots` children evenly among the best ceil(slots / width) nodes; prune the rest.
+
+    If the division leaves a remainder, the best nodes get one child more.
+    """
     num_survivors = min(len(best_first), -(-slots // width))
     shares = even_shares(slots, num_survivors) + [0] * (len(best_first) - num_survivors)
     return give_children(best_first, shares)

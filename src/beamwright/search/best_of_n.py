@@ -1,6 +1,6 @@
-"""best-of-n, majority, weighted: n independent paths, nothing pruned, and three final choices.
+"""best-of-n, majority and weighted: n independent paths, no pruning.
 
-n = 1 is one sample.
+The three strategies differ only in how they choose the answer. With n = 1 each is one sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from beamwright.tree import Node, SearchTree
 
 
 class IndependentPaths(SearchPolicy):
-    """Paths that take no places from one another: each of them surely goes on."""
+    """Base class of strategies with independent paths: every unfinished path is extended."""
 
     foresees_by_score, certain = False, True
 
@@ -44,10 +44,11 @@ class IndependentPaths(SearchPolicy):
     "best-of-n", meaning="n independent paths, the best-scored answer", commits=True, competes=False
 )
 class BestOfN(IndependentPaths):
-    """Every unfinished path goes on until it ends, or until the rounds are used up.
+    """Extend every unfinished path until it ends or has `max_rounds` steps.
 
-    In waves the next paths begin when all of those before have ended, so that what stops the search
-    in between (`--stop-votes`, `--stop-confidence`) spares them.
+    With `wave`, the next paths begin when all earlier paths have ended or are cut off. A stop rule
+    that ends the search between two waves (`--stop-votes`, `--stop-confidence`) saves the remaining
+    paths.
     """
 
     wave: int | None = option(
@@ -58,7 +59,8 @@ class BestOfN(IndependentPaths):
         n, most = self.search.n, self.search.max_rounds
         if tree.rounds == 0:
             return [Extend(tree.root, min(n, self.wave or n))]
-        candidates = tree.candidates()  # paths that were cut off stay among them to the end
+        # Paths that reached max_rounds without ending remain candidates until the search ends.
+        candidates = tree.candidates()
         cut = [node for node in candidates if not node.ended and node.depth >= most <= node.level]
         going = [Extend(node, 1) for node in candidates if not node.ended and node not in cut]
         actions: list[Action] = [Complete(node) for node in candidates if node.ended]

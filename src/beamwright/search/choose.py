@@ -1,6 +1,6 @@
-"""Which final candidate is the answer: best score, majority, or score-weighted vote.
+"""Choice of the answer among the final candidates: best score, majority, or score-weighted vote.
 
-Pure: votes, scores, and whose path is complete; no tree, no texts and no models.
+The functions are pure. They read votes, scores and completeness flags, and no tree or model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ def choose(
     complete: Sequence[bool],
     how: Choice,
 ) -> int:
-    """Index of the chosen candidate; the sequences run over candidates in lineage order.
+    """Return the index of the chosen candidate. The sequences are in lineage order.
 
-    votes: the same text for equal answers (`Node.vote`), None without one.
-    `complete` says whose path ended by itself: a truncated path never wins against a complete
-    one that has an answer. `best` takes the highest score. `majority` takes the most frequent
-    answer, ties by summed score; `weighted` the answer with the largest summed score; either
-    then returns the best-scored candidate with that answer. A tie that is left goes to the
-    candidate that comes first.
+    votes: one text per candidate, the same for equal answers (`Node.vote`); None without an answer.
+    scores: the path scores. A missing, NaN or infinite score ranks last in `best`. In a vote it
+        weighs nothing; if all scores are missing, all votes weigh the same. Negative scores are
+        log-probabilities and weigh exp(score).
+    complete: True for a path that ended by itself. A truncated path never wins against a complete
+        path that has an answer.
+    how: `best` takes the highest score. `majority` takes the most frequent answer, and breaks ties
+        by the summed score. `weighted` takes the answer with the largest summed score. Both votes
+        return the best-scored candidate with the winning answer.
 
-    A missing score ranks last in `best` and weighs as much as any other missing one in a vote;
-    so does one that is NaN or infinite.
-    Negative scores are log-probabilities: in a vote they weigh exp(score).
+    The first candidate wins any tie that remains.
 
     Raises:
         ValueError: if there are no candidates.
@@ -59,23 +60,24 @@ def choose(
 
 
 def _best(indices: Iterable[int], scores: Sequence[float | None]) -> int:
+    """Return the index with the highest score; the first index if no score is known."""
     known = {i: score for i in indices if (score := scores[i]) is not None}
     return [*known][_first_largest([*known.values()])] if known else next(iter(indices))
 
 
 def _first_largest(values: Sequence[float]) -> int:
-    """Index of the first value that is within the tie distance of the largest."""
+    """Return the index of the first value that lies within TIE of the largest value."""
     largest = max(values)
     return next(i for i, value in enumerate(values) if value >= largest - TIE)
 
 
 def _vote_weights(voters: Sequence[int], scores: Sequence[float | None]) -> dict[int, float]:
-    """A vote's weight per voter, never negative."""
+    """Return the weight of each voter's vote, by the voter's index; no weight is negative."""
     known = [score for i in voters if (score := scores[i]) is not None]
     if not known:
         return dict.fromkeys(voters, 1.0)
     if min(known) >= 0:
         return {i: scores[i] or 0.0 for i in voters}
-    # Shifting by the largest keeps exp() in range and every ratio as it was.
+    # Subtracting the largest score keeps exp() in range and does not change the ratios.
     largest = max(known)
     return {i: 0.0 if (score := scores[i]) is None else math.exp(score - largest) for i in voters}

@@ -1,8 +1,9 @@
-"""Online DeepConf: paths that lose confidence are given up (Fu et al. 2025, Algorithm 2).
+"""Online DeepConf: prune paths of low confidence (Fu et al. 2025, Algorithm 2).
 
-The first paths run to their end and set a bar for the others, which go step by step and are pruned
-at the end of the first step after which their score lies below it. The published method watches
-every token, and stops early where enough votes agree, which is not done here.
+The first paths, the warm-up, run to their end, and their scores set the bar: the lowest confidence
+that is accepted. Each later path is pruned after the first step with a score below the bar.
+The published method differs in two points: it checks the confidence after every token, and it stops
+the search early if enough votes agree.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from beamwright.search.best_of_n import IndependentPaths
 from beamwright.search.rounds import TIE
 from beamwright.tree import Node, NodeState, SearchTree
 
-_MOST_FIRST = 16
+_MOST_FIRST = 16  # largest default number of warm-up paths
 
 
 @strategy(
@@ -35,12 +36,12 @@ _MOST_FIRST = 16
     votes_change="a path that has voted may still be pruned",
 )
 class OnlineDeepConf(IndependentPaths):
-    """n independent paths, the first `warmup` of which are never given up on the way.
+    """Online DeepConf with n independent paths; the first `warmup` paths run to their end.
 
-    A `keep` of 0.9 is DeepConf-high, 0.1 DeepConf-low.
+    A `keep` of 0.9 is DeepConf-high, and 0.1 is DeepConf-low.
 
-    A path's score should be what DeepConf compares, the lowest group confidence so far
-    (`--verifier deepconf`); whatever else scores paths is compared in the same way, and a path
+    A path's score should be the lowest group confidence so far (`--verifier deepconf`), because
+    DeepConf compares this value. Scores of other verifiers are compared in the same way. A path
     without a score is never below the bar.
 
     Raises:
@@ -60,7 +61,7 @@ class OnlineDeepConf(IndependentPaths):
 
     @property
     def num_first(self) -> int:
-        """Paths of the warm-up."""
+        """The number of warm-up paths."""
         return self.warmup or min(_MOST_FIRST, max(1, self.search.n // 4))
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
@@ -68,7 +69,8 @@ class OnlineDeepConf(IndependentPaths):
             return [Extend(tree.root, self.num_first)]
         warming = len(tree.root.children) <= self.num_first
         bar = -math.inf if warming else self._bar(tree)
-        waiting = tree.candidates()  # paths that were cut off stay among them to the end
+        # Paths that reached max_rounds without ending remain candidates until the search ends.
+        waiting = tree.candidates()
         dropped = _below(waiting, bar)
         ended = [node for node in waiting if node.ended and node not in dropped]
         going = [
@@ -78,7 +80,8 @@ class OnlineDeepConf(IndependentPaths):
         ]
         if going:
             return [*map(Prune, dropped), *map(Complete, ended), *going]
-        if warming:  # over: its own paths have to reach the bar, too, to have a vote
+        # The warm-up is over. Its own paths below the bar are pruned as well and have no vote.
+        if warming:
             bar = self._bar(tree)
             dropped = _below([*tree.finished(), *waiting], bar)
             ended = [node for node in ended if node not in dropped]
@@ -93,9 +96,10 @@ class OnlineDeepConf(IndependentPaths):
         return [*actions, Finish(reason)]
 
     def _bar(self, tree: SearchTree) -> float:
-        """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored.
+        """Return the confidence that the share `keep` of the warm-up paths reaches.
 
-        Interpolated between two neighbours.
+        The value is interpolated between two neighbouring scores. It is -inf if no path has a
+        score.
         """
         scores = [_end(node).score for node in tree.root.children[: self.num_first]]
         known = sorted(score for score in scores if score is not None and not math.isnan(score))
@@ -107,11 +111,12 @@ class OnlineDeepConf(IndependentPaths):
 
 
 def _below(nodes: Iterable[Node], bar: float) -> list[Node]:
+    """Return the nodes with a score below `bar`, by more than a tie."""
     return [node for node in nodes if node.score is not None and node.score < bar - TIE]
 
 
 def _end(node: Node) -> Node:
-    """The last step of a path that never branches."""
+    """Return the last step of a path that never branches."""
     while node.children:
         (node,) = node.children
     return node

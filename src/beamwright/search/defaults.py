@@ -1,8 +1,9 @@
-"""What settings leave open: strategy and verifier, which depend on each other and on the model.
+"""Default strategy and verifier, which depend on each other and on the model.
 
-The bundled model comes with the bundled verifier and beam search. Another model has no verifier
-until one is named, and its paths vote; a search that needs scores is refused without one. Random
-weights are there to be measured: they score themselves, and nothing is refused.
+The bundled model has the bundled verifier and beam search. Any other model has no verifier unless
+the user names one; by default its paths then vote. Without a verifier, a strategy that needs
+scores raises an error. Models with random weights exist only to be measured: their own
+log-probabilities are the scores, and no setting is refused.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ _PAGE = "see docs/guides/verifiers.md"
 def with_defaults(
     settings: Settings, *, own_scores: bool = False, own_strategy: bool = False
 ) -> Settings:
-    """Settings in which nothing about the search is left open: `resolved`, and the strategy's own
-    choice of the answer, options and step lengths where none were given.
+    """Return `settings` with every open setting of the search filled in.
 
-    own_strategy: the user's own decides; beam search is its name here.
+    In addition to `resolved`, this fills in the strategy's defaults for the choice of the answer,
+    for its options and for the step limits.
+
+    own_scores: see `resolved`.
+    own_strategy: True if a strategy object of the user decides. `settings` then name beam search,
+        and no options are filled in.
 
     Raises:
-        InputError: as `resolved`, and as `make_strategy`.
+        InputError: see `resolved` and `make_strategy`.
     """
     settings = resolved(settings, own_scores=own_scores)
     row = strategy_row(settings.search)
@@ -51,13 +56,14 @@ def with_defaults(
 
 
 def resolved(settings: Settings, *, own_scores: bool = False) -> Settings:
-    """Settings in which a strategy and a verifier are named.
+    """Return `settings` with a strategy and a verifier filled in.
 
-    own_scores: steps are scored by what no setting names, such as a function of the user's.
+    own_scores: True if the steps are scored by something that no setting names, such as a function
+        of the user.
 
     Raises:
-        InputError: for an unknown strategy, or one that needs scores where there are none; says
-            what gives them.
+        InputError: for an unknown strategy, or for a strategy that needs scores without a verifier.
+            The message lists the verifiers that the user can choose.
     """
     model, search = settings.model, settings.search
     if search.search is None:
@@ -82,7 +88,10 @@ def resolved(settings: Settings, *, own_scores: bool = False) -> Settings:
 
 
 def vote_note(settings: Settings) -> str | None:
-    """A line for the user where these settings, as given, mean a vote for want of a verifier."""
+    """Return a note for the user if these settings vote only because no verifier is named.
+
+    settings: the settings before defaults are filled in.
+    """
     if settings.search.search is not None or not _votes_by_default(settings.model):
         return None
     return (
@@ -92,4 +101,5 @@ def vote_note(settings: Settings) -> str | None:
 
 
 def _votes_by_default(model: ModelSettings) -> bool:
+    """Return True if the default strategy of this model is majority voting."""
     return model.scorer == "none" and not model.is_random

@@ -1,7 +1,8 @@
-"""The warnings of a solution: an unknown problem, useless scores, no answer, a lonely vote.
+"""Warnings about a solution: an unknown kind of problem, useless scores, no answer, a weak vote.
 
-Pure: sees a finished tree and what was asked for. A search whose verifier does not fit the model
-ends like any other, with an answer that chance has chosen; these lines say so.
+If the verifier does not fit the model, a search still ends with an answer, but chance has chosen
+it. These warnings tell the user. The functions are pure: they read a finished tree and the
+settings. Each returns its warnings as a list of lines, empty without a warning.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, SearchTree
 
-_FEWEST = 4  # scored steps from which equal scores say something
-_OF_LOGPROBS = ("logprob", "min-logprob")  # verifiers that read the generator's own
-_TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
+_FEWEST = 4  # equal scores of fewer distinct scored steps are no reason for a warning
+_OF_LOGPROBS = ("logprob", "min-logprob")  # verifiers that read the generator's log-probabilities
+_TRUSTED = 1e-3  # a best score below this probability means that the verifier trusts no candidate
 
 _MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _VERB = "[a-z]+(?: [a-z]+){0,2}"
@@ -36,9 +37,9 @@ _PROBLEM = re.compile(
 
 
 def doubts_about_problem(problem: str, settings: Settings) -> list[str]:
-    """A line where the bundled models are asked what they were never trained on.
+    """Warn if the bundled models get a problem of a kind that they were not trained on.
 
-    What follows the question, as in a prompt that is to be continued, is not looked at.
+    Text after the question is ignored, because a raw prompt may continue there.
     """
     if settings.model.model.partition(":")[0] != "bundled" or not problem:
         return []
@@ -48,9 +49,11 @@ def doubts_about_problem(problem: str, settings: Settings) -> list[str]:
 
 
 def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
-    """Lines about scores that guided nothing; none where nobody was to score.
+    """Warn if the scores could not guide the search: most are missing, or all are equal.
 
-    settings: with the strategy, its choice and the verifier filled in.
+    A search that reads no scores gets no warning.
+
+    settings: settings with the strategy, its choice of the answer and the verifier filled in.
     """
     if not _reads_scores(settings):
         return []
@@ -81,7 +84,7 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
 
 
 def doubts_about_prompts(tree: SearchTree) -> list[str]:
-    """A line where a generator elsewhere has not read all of a prompt."""
+    """Warn if a remote server has cut a prompt, and thus has not read all of its tokens."""
     worst = max(tree.nodes(), key=lambda node: node.usage["prompt_unread"])
     read = worst.start - worst.usage["prompt_unread"]
     if read == worst.start:
@@ -95,9 +98,11 @@ def doubts_about_prompts(tree: SearchTree) -> list[str]:
 def doubts_about_answers(
     answers: Sequence[str | None], stops: Sequence[str], settings: Settings, why: str | None = None
 ) -> list[str]:
-    """A line that says what can be done where the chosen candidate states no answer.
+    """Warn that the chosen candidate states no answer, and say what the user can change.
 
-    answers, stops: of the final candidates. why: the search ended early.
+    answers: the answer of each final candidate.
+    stops: the stop reason of each final candidate.
+    why: the reason why the search ended early; None if it did not.
     """
     if why is not None:
         help = why
@@ -112,10 +117,12 @@ def doubts_about_answers(
 
 
 def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> list[str]:
-    """A line where the verifier holds every final candidate to be wrong.
+    """Warn if the verifier considers every final candidate wrong.
 
-    scores: of the final candidates. Log-probabilities and confidences are never this close to 0
-    from above, so only verifiers whose scores are probabilities are spoken of.
+    scores: the scores of the final candidates.
+
+    Only verifiers whose scores are probabilities cause this warning: log-probabilities and
+    confidences never lie between 0 and the threshold.
     """
     best = max((score for score in scores if score is not None), default=-1.0)
     if not 0 <= best < _TRUSTED or not _reads_scores(settings):
@@ -129,9 +136,10 @@ def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> li
 def doubts_about_votes(
     votes: Sequence[str | None], chosen: str | None, settings: Settings
 ) -> list[str]:
-    """A line where nobody else agrees with the answer that a vote has chosen.
+    """Warn if a vote has chosen an answer that only one candidate states.
 
-    votes: of the final candidates that ended by themselves.
+    votes: the votes of the final candidates that ended by themselves.
+    chosen: the vote of the chosen candidate.
     """
     how = settings.search.choose or strategy_row(settings.search).choose
     if how == "best" or chosen is None or len(votes) < 2 or votes.count(chosen) != 1:
@@ -143,13 +151,17 @@ def doubts_about_votes(
 
 
 def doubts_about_drawing(texts: Sequence[str], settings: Settings) -> list[str]:
-    """A line where candidates are copies, as nothing was drawn. texts: of the final candidates."""
+    """Warn if temperature 0 has made all candidates the same text.
+
+    texts: the texts of the final candidates.
+    """
     if settings.sampling.temperature > 0 or len(texts) < 2 or len({*texts}) > 1 or not texts[0]:
         return []
     return [f"all {len(texts)} candidates are the same text: --temperature 0 draws no other one"]
 
 
 def _reads_scores(settings: Settings) -> bool:
+    """Return True if the search or the choice of its answer reads scores."""
     if settings.model.is_random:
         return False
     row = strategy_row(settings.search)

@@ -1,7 +1,8 @@
-"""Diverse verifier tree search: n / width subtrees that never compete; the best child of each.
+"""Diverse verifier tree search: n / width subtrees, each of which keeps its best child.
 
-search-and-learn prunes a subtree whose best child has ended to one finished path. Here each
-subtree has `width` places, and its finished paths keep theirs, so a search ends with exactly n.
+Subtrees never compete with each other. Each subtree has `width` places, and its finished paths keep
+their places, so that a search ends with exactly n paths. The search-and-learn implementation
+differs: when the best child of a subtree has ended, it reduces the subtree to one finished path.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from beamwright.tree import Node, SearchTree
     apart=True,
 )
 class DiverseTrees(BeamSearch):
-    """Subtree s owns the root's children s * width to (s + 1) * width - 1.
+    """Diverse verifier tree search.
+
+    Subtree s starts from the root's children s * width to (s + 1) * width - 1.
 
     Raises:
-        InputError: if n < width, or width does not divide n.
+        InputError: if n < width, or if n is not a multiple of width.
     """
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
@@ -49,11 +52,12 @@ class DiverseTrees(BeamSearch):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """Within each subtree."""
+        """Return the prospects of all subtrees, each predicted within its subtree."""
         families = self._subtrees(beams).values()
         return best_first(each for family in families for each in self.likely(family))
 
     def _subtrees(self, nodes: Iterable[Node]) -> dict[int, list[Node]]:
+        """Return the nodes of each subtree, by the subtree's number."""
         subtrees: dict[int, list[Node]] = {}
         for node in nodes:
             subtrees.setdefault(subtree_of(node, self.search.width), []).append(node)

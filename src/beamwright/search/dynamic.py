@@ -1,8 +1,8 @@
-"""Dynamic branching: all n children are shared out in proportion to the scores.
+"""Dynamic branching: the n children of a round are shared out in proportion to the scores.
 
-softmax over score / temperature is REBASE's rule, the linear share FlashTTS's ("each beam branches
-proportionally to its verifier score", Fig. 11). Shares are whole and add up to the free places;
-REBASE rounds each on its own and can give out more or fewer.
+`softmax` over score / temperature is the rule of REBASE. `linear` is the rule of FlashTTS ("each
+beam branches proportionally to its verifier score", Fig. 11). Here the numbers of children add up
+to the free places. REBASE rounds each number separately, so that its sum can be larger or smaller.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from beamwright.tree import Node, SearchTree
     needs_scores=True,
 )
 class DynamicBranching(SearchPolicy):
-    """n candidates a round; a candidate that gets no child is pruned.
+    """Dynamic branching with n candidates per round; a candidate that gets no child is pruned.
 
-    The temperature is REBASE's for scores in [0, 1].
+    The default temperature is REBASE's, for scores in [0, 1].
     """
 
     branching: Branching = option(
@@ -53,10 +53,14 @@ class DynamicBranching(SearchPolicy):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """The children that each would get by the scores so far; an ended path keeps its place."""
+        """Return the children that each beam would get by the scores so far.
+
+        Ended paths keep their places, so only the other beams share children.
+        """
         return by_shares(beams, lambda s: self._shares(s, len(s)), self.search.max_rounds)
 
     def _shares(self, scores: Sequence[float | None], slots: int) -> list[int]:
+        """Return the number of children for each score; the sum is `slots`."""
         if not scores:
             return []
         weights = weights_of(scores, self.branching, self.score_temperature)

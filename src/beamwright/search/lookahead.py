@@ -1,8 +1,9 @@
-"""Lookahead: beam search whose candidates are rated by where a rollout of k steps leads.
+"""Lookahead search: beam search that scores each candidate by the end of a k-step rollout.
 
-A cycle of k + 1 rounds: candidates are written, each is rolled out by k greedy steps of one path,
-and the score of the rollout's end decides which candidates survive. Rollouts are then dropped.
-search-and-learn writes such rollouts, too, but its scores do not use them.
+A cycle has k + 1 rounds. The first round decodes the candidates. The next k rounds extend each
+candidate by a rollout, which is one greedy path of k steps. The score at the end of the rollout
+decides which candidates survive, and then all rollouts are pruned. search-and-learn also decodes
+these rollouts, but its scores do not use them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from beamwright.tree import Node, SearchTree
     needs_scores=True,
 )
 class Lookahead(BeamSearch):
-    """n candidates a cycle, `width` children per survivor.
+    """Lookahead search with n candidates per cycle and `width` children per survivor.
 
     Raises:
-        InputError: if n < width, or width does not divide n.
+        InputError: if n < width, or if n is not a multiple of width.
     """
 
     lookahead: int = option(1, ge=1, metavar="STEPS", help="Steps of a rollout.")
@@ -55,18 +56,24 @@ class Lookahead(BeamSearch):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """A rollout is certain up to its last step; where that leads is not foreseen."""
+        """Return one greedy child for every leaf whose rollout has steps left.
+
+        These children are certain. Which candidates survive after the rollouts is not predicted.
+        """
         going = [leaf for leaf in beams if leaf.level - rolled_from(leaf).level < self.lookahead]
         return certain(going, self.search.max_rounds, greedy=True)
 
 
 def rollout(leaf: Node) -> list[Node]:
-    """The steps of a rollout, the last one first; empty if the leaf is no rollout."""
+    """Return the steps of the rollout that ends in `leaf`, the last step first.
+
+    The list is empty if `leaf` belongs to no rollout.
+    """
     return [node for node in reversed(leaf.path()) if node.greedy]
 
 
 def rolled_from(leaf: Node) -> Node:
-    """The candidate whose rollout ends in this leaf; itself, if it is none."""
+    """Return the candidate from which the rollout of `leaf` started; `leaf` if it has none."""
     node = leaf
     while node.greedy and node.parent is not None:
         node = node.parent

@@ -1,11 +1,11 @@
-"""Monte Carlo tree search over steps: PUCT picks the leaves that get children, a score is a value.
+"""Monte Carlo tree search over steps: PUCT picks the leaves that get children.
 
-A simulation walks from the root by PUCT to a leaf and then goes on, a step a round, from the best
-of the children that it has just got, until its path ends. No rollouts: a step is worth its path's
-score, as in AlphaMath (Chen et al. 2024). Nothing is remembered between rounds; simulations under
-way, visits and values are read from the tree, so a search that is resumed goes on alike. Several
-simulations run side by side; each leaf is counted at once as a visit whose value is not known yet
-(unobserved samples, Liu et al. 2020).
+A simulation walks from the root to a leaf by PUCT and gives the leaf children. In each later round
+it extends the best of its newest children, until its path ends. Rollouts are not used: the value of
+a step is the score of its path, as in AlphaMath (Chen et al. 2024). No state is kept between
+rounds: running simulations, visits and values are read from the tree, so that a resumed search
+continues in the same way. Several simulations run in parallel. A picked leaf counts as a visit at
+once, before its value is known (unobserved samples, Liu et al. 2020).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from beamwright.search.rounds import ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
 _NODES_PER_CANDIDATE = 16
-_DECIMALS = 6  # values this close are equal: last bits must not decide which leaf is picked
+# Values are rounded to this many decimals, because their last bits must not decide which leaf is
+# picked.
+_DECIMALS = 6
 
 
 @strategy(
@@ -36,15 +38,16 @@ _DECIMALS = 6  # values this close are equal: last bits must not decide which le
     needs_scores=True,
 )
 class MonteCarloTreeSearch(SearchPolicy):
-    """n first steps; then max(1, n // width) simulations side by side, `width` children a step.
+    """Monte Carlo tree search with n first steps and `width` children per extended step.
 
-    Leaves that are not picked wait as candidates. A path goes on until it ends, or is `max_rounds`
-    steps long. The search is over when n paths have ended, when `nodes` steps are written, or when
-    no leaf can be extended; if more paths end in the last round than there are places, the
-    best-scored take them. Duplicates are not sought.
+    Up to max(1, n // width) simulations run in parallel. Leaves that are not picked remain
+    candidates. A path is extended until it ends or has `max_rounds` steps. The search finishes
+    when n paths have ended, when `nodes` steps are generated, or when no leaf can be extended. If
+    more paths end in the last round than places are left, the best-scored paths take the places.
+    Duplicates are not filtered.
 
     Raises:
-        InputError: if n < width, or the nodes are fewer than n.
+        InputError: if n < width, or if `nodes` < n.
     """
 
     exploration: float = option(
@@ -61,7 +64,7 @@ class MonteCarloTreeSearch(SearchPolicy):
 
     @property
     def most_nodes(self) -> int:
-        """The most steps that are written."""
+        """The largest number of steps to generate."""
         return _NODES_PER_CANDIDATE * self.search.n if self.nodes is None else self.nodes
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
@@ -85,16 +88,16 @@ class MonteCarloTreeSearch(SearchPolicy):
         return [*actions, *map(Prune, ranked(waiting)[places:]), Finish(reason)]
 
     def _extended(self, tree: SearchTree, open_to: Sequence[Node]) -> list[Extend]:
-        """The steps that get children this round: simulations that go on, then fresh ones."""
+        """Return the extensions of this round: of running simulations first, then of new ones."""
         width = self.search.width
         counts = Visits(tree, open_to, self.exploration)
         steps = [node for node in tree.nodes() if node.parent and not node.goes_on]
         picked: list[Node] = []
         for parent in dict.fromkeys(node.parent for node in steps if node.round == tree.rounds):
             if parent is None or parent.parent is None:
-                continue  # the root's children belong to no simulation yet
+                continue  # the root's children are not yet part of a simulation
             node = max(counts.children[parent], key=counts.puct, default=None)
-            if node is not None and counts.leaves[node]:  # else the simulation has come to its end
+            if node is not None and counts.leaves[node]:  # otherwise the simulation has ended
                 counts.visit(node)
                 picked.append(node)
         while counts.leaves[tree.root] and len(picked) < max(1, self.search.n // width):
@@ -105,16 +108,19 @@ class MonteCarloTreeSearch(SearchPolicy):
 
 
 class Visits:
-    """What PUCT knows of every step, read from the tree. Steps that nobody judged are one with the
-    step that they went on to.
+    """The statistics that PUCT needs for every step, read from the tree.
 
-    visits: steps of its subtree that were extended, itself included; picking a leaf adds one to
-        each step of its path. leaves: how many of its subtree can still be picked.
-    values: of a step that was extended, the mean over those visits of what they led to, the mean
-        score of the new children; picking leaves it as it is. Of a leaf, its score.
-        A step without a score counts with the mean of all scores, and 0 where there is none.
-    priors: softmax over siblings of the mean log-probability of a step's tokens.
-    children, parents: who they are where unjudged steps are left out.
+    A chain of steps that is scored only at its end, as with `--verify-every`, counts as one step.
+
+    visits: for each step, the number of extended steps in its subtree, itself included. Picking a
+        leaf adds one visit to each step of the leaf's path.
+    leaves: for each step, the number of leaves in its subtree that can still be picked.
+    values: for an extended step, the mean over all extended steps of its subtree; each of them
+        contributes the mean score of its children. For a leaf, its own score. Picking a leaf does
+        not change the values. A step without a score gets the mean of all scores, or 0 if no step
+        has one.
+    priors: for each step, the softmax over its siblings of the mean log-probability of the tokens.
+    children, parents: the tree without the steps inside such chains.
     """
 
     def __init__(self, tree: SearchTree, open_to: Iterable[Node], exploration: float) -> None:
@@ -122,7 +128,7 @@ class Visits:
         self.children: dict[Node, list[Node]] = {}
         self.parents: dict[Node, Node] = {}
         order, stack = [], [tree.root]
-        while stack:  # parents first; deep trees are legal, so this does not recurse
+        while stack:  # parents first; a loop, because a deep tree would exceed the recursion limit
             node = stack.pop()
             order.append(node)
             ends = map(_gone_on, node.children)
@@ -150,25 +156,26 @@ class Visits:
                 self.leaves[parent] += self.leaves[node]
 
     def puct(self, node: Node) -> float:
-        """Value plus exploration bonus of a node among its siblings."""
+        """Return the value of `node` plus its exploration bonus."""
         spread = math.sqrt(self.visits[self.parents[node]]) / (1 + self.visits[node])
         bonus = self._exploration * self.priors[node] * spread
         return round(self.values[node] + bonus, _DECIMALS)
 
     def pick(self) -> Node:
-        """Walk down to a leaf, and count it as extended; ties to the lower lineage.
+        """Walk from the root to a leaf by PUCT, count the leaf as extended, and return it.
 
-        There has to be a leaf; it can be picked once.
+        The tree must contain a leaf that can be picked. Ties go to the lower lineage. Each leaf can
+        be picked once.
         """
         node = self.root
         while self.children[node]:
             going = [child for child in self.children[node] if self.leaves[child]]
-            node = max(going, key=self.puct)  # the first of equals
+            node = max(going, key=self.puct)  # `max` returns the first of equal values
         self.visit(node)
         return node
 
     def visit(self, leaf: Node) -> None:
-        """Count a leaf as extended; it can be picked once."""
+        """Count `leaf` as extended, so that it cannot be picked again."""
         above: Node | None = leaf
         while above is not None:
             self.visits[above] += 1
@@ -177,14 +184,14 @@ class Visits:
 
 
 def _gone_on(step: Node) -> Node:
-    """The step that the strategy has judged, or will, in the place of one that nobody did."""
+    """Return the last step of the chain that begins with `step`; only this step is scored."""
     while step.children and step.children[0].goes_on:
         step = step.children[0]
     return step
 
 
 def _drawn(step: Node) -> list[float]:
-    """Log-probabilities of its tokens, those of unjudged steps before it included."""
+    """Return the log-probabilities of all tokens of the chain that ends with `step`."""
     drawn = [*step.logprobs]
     while step.goes_on and step.parent is not None:
         step = step.parent
@@ -193,6 +200,7 @@ def _drawn(step: Node) -> list[float]:
 
 
 def _scores(steps: Sequence[Node]) -> dict[Node, float]:
+    """Return the score of each step; a step without one gets the mean of the others, or 0."""
     known = {
         node: round(node.score, _DECIMALS)
         for node in steps
@@ -203,7 +211,10 @@ def _scores(steps: Sequence[Node]) -> dict[Node, float]:
 
 
 def _priors(siblings: Sequence[Node]) -> list[float]:
-    """They add up to 1; all the same where a step has no log-probabilities."""
+    """Return the priors of sibling steps, which add up to 1.
+
+    All priors are equal if any sibling has no log-probabilities.
+    """
     drawn = [_drawn(node) for node in siblings]
     if not all(drawn):
         return [1 / len(siblings)] * len(siblings)

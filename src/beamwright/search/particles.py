@@ -1,8 +1,8 @@
 """Particle filtering (Puri et al. 2025): resample in proportion to exp(score / temperature).
 
-Each round's unfinished paths are particles; systematic resampling draws as many as there are free
-places. Published filters let finished particles be drawn, and dropped, too; here they keep their
-place, since they cost nothing more and a search is to end with exactly n answers.
+The particles are the unfinished paths of a round. Systematic resampling draws one particle for each
+free place. In published filters, finished particles are also resampled and may be dropped. Here
+they keep their places: they cost nothing more, and a search has to end with exactly n answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from beamwright.tree import SearchTree
     needs_scores=True,
 )
 class ParticleFilter(SearchPolicy):
-    """n particles; resampled where the effective sample size is at most `ess` of them."""
+    """Particle filter with n particles.
+
+    The particles are resampled if their effective sample size is at most `ess` times their number.
+    """
 
     score_temperature: float = option(1.0, gt=0, help="Temperature of the softmax over scores.")
     ess: float = option(
@@ -42,7 +45,8 @@ class ParticleFilter(SearchPolicy):
             return this.actions
         scores = [node.score for node in this.going]
         weights = weights_of(scores, "softmax", self.score_temperature)
-        crowded = len(this.going) != this.slots  # places of duplicates are drawn again
+        # Pruned duplicates leave free places, which only resampling can fill.
+        crowded = len(this.going) != this.slots
         if crowded or effective_size(weights) <= self.ess * len(weights) * (1 + 1e-9):
             shares = systematic(weights, this.slots, rng.random())
         else:

@@ -1,9 +1,9 @@
-"""What selection may extend, said before all scores are in (FlashTTS section 4.1.1).
+"""Prediction of the steps that selection will extend, before all scores of the round are known.
 
-Scores of consecutive steps are correlated, so a step is as likely to be kept as the step before it
-was good. `by_scores` looks at a step's own score where it is known, because steps are scored as
-they end; `by_shares` likewise, for dynamic branching. Nothing is foreseen below `max_depth` (None:
-there is no such depth).
+The children of these steps can be decoded ahead (speculation, FlashTTS section 4.1.1). Scores of
+consecutive steps are correlated, so the score of the parent predicts the score of a step. Steps are
+scored as they end; `by_scores` and, for dynamic branching, `by_shares` use a step's own score once
+it is known. In all functions, a path that has reached `max_depth` gets no prospect; None: no limit.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from beamwright.tree import Node, NodeState
 
 
 def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -> list[Prospect]:
-    """A prospect for every step of this round that is complete and can go on, the best first.
+    """Return prospects for the complete steps of this round, the most likely to be kept first.
 
-    First those that are scored and would be kept if the others' last scores were their scores;
-    then those that are not scored, by their parents' scores; last those that are scored and would
-    be kept if twice as many were. The others get nothing.
+    Every step is ranked by its latest score: its own if it is known, otherwise its parent's.
+    Selection keeps the share 1 / width of the steps. The order is:
+
+    1. scored steps whose rank lies within this share,
+    2. steps without a score, by rank,
+    3. scored steps whose rank lies within twice this share.
+
+    Other scored steps get no prospect.
     """
     known = [_latest(beam) for beam in beams]
 
@@ -37,7 +42,7 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
 
 
 FORESIGHTS = {"scores": by_scores}
-"""By the value of `--foresight`; the lab adds FlashTTS's SelectSPEC, `bins`."""
+"""Prediction functions by the value of `--foresight`. The lab adds `bins` (SelectSPEC)."""
 
 
 def by_shares(
@@ -45,9 +50,12 @@ def by_shares(
     shares: Callable[[Sequence[float | None]], Sequence[int]],
     max_depth: int | None = None,
 ) -> list[Prospect]:
-    """As many children as each would get if the others' last scores were their scores.
+    """Return prospects with the number of children that each beam would get now.
 
-    shares: children by score, of paths that go on. Those that are scored come first.
+    The latest score of a beam is its own if it is known, otherwise its parent's. Scored beams come
+    first.
+
+    shares: function from the latest scores of the unfinished beams to their numbers of children.
     """
     going = [beam for beam in beams if not beam.ended]
     counts = shares([_latest(beam) for beam in going])
@@ -62,26 +70,33 @@ def by_shares(
 def certain(
     nodes: Sequence[Node], max_depth: int | None = None, *, greedy: bool = False
 ) -> list[Prospect]:
-    """One child of every step that is complete and can go on: nothing competes with it."""
+    """Return a prospect of one child for every complete step that can go on.
+
+    For strategies without competition, in which selection extends all these steps.
+    """
     return [Prospect(node, 1, greedy) for node in nodes if can_go_on(node, max_depth)]
 
 
 def can_go_on(node: Node, max_depth: int | None = None) -> bool:
-    """True if its step is complete, and the path ends neither with it nor at this level."""
+    """Return True if the step of `node` is complete, has no child yet, and its path goes on.
+
+    A path ends with an ended reply, or when it has reached `max_depth`.
+    """
     undecided = node.state is NodeState.CANDIDATE and not node.ended
     return undecided and (max_depth is None or node.depth < max_depth or node.level < max_depth)
 
 
 def _latest(beam: Node) -> float | None:
-    """Its score; of a step that is being written, the one before."""
+    """Return the score of `beam`; if it has none yet, the score of its parent."""
     step = beam if beam.score is not None else beam.parent
     return None if step is None else step.score
 
 
 def ranks(scores: Sequence[float | None]) -> list[float]:
-    """The share of all scores that lie below each, from 0 to 1; half of those that equal it.
+    """Return the rank of each score: the share of known scores below it, from 0 to 1.
 
-    Where all are equal, or none is known, each is the best. One that is not known is the worst.
+    Scores equal to it, itself included, count half. An unknown score has rank 0. If all known
+    scores are equal, or none is known, every rank is 1.
     """
     known = sorted(score for score in scores if score is not None)
 
@@ -96,5 +111,5 @@ def ranks(scores: Sequence[float | None]) -> list[float]:
 
 
 def best_first(prospects: Iterable[Prospect]) -> list[Prospect]:
-    """In the order of their potential."""
+    """Return the prospects in the order of their potential, the largest first."""
     return sorted(prospects, key=lambda prospect: -prospect.potential)

@@ -1,10 +1,11 @@
-r"""An answer's layout, its exact value, and what stands around that: units, what is counted.
+r"""Parts of an answer: its layout, its exact value, and its unit or counted noun.
 
-One convention for all spellings, in `\text{}` or not: an answer may leave out a unit or what is
-counted, and not name another one. Words behind a number are a unit where they are a known one, and
-what is counted where they are a plural; words that make another number of it ("half", "squared",
-"if n is even") belong to it. Exact are numbers and arithmetic as answers write it: `\frac{3}{4}`,
-`2^{-99}`, `1.5\times10^3`, `5!`; letters, roots and functions have no value here. Work is bounded.
+One convention holds for all spellings, in `\text{}` or not: an answer may omit its unit or the
+counted noun, but it must not name a different one. Words after a number are a unit if they are a
+known unit, and a counted noun if they are a plural. Words that change the number ("half",
+"squared", "if n is even") are part of the value. Values are exact numbers and arithmetic as in
+answers: `\frac{3}{4}`, `2^{-99}`, `1.5\times10^3`, `5!`. Letters, roots and functions have no value
+here. Limits on lengths and sizes bound the work for one answer.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any, NamedTuple
 
 from beamwright.io import read_yaml
 
-LONGEST = 400  # characters of an answer that is looked into
-_MOST = 2 * LONGEST  # of any text: work on it grows with the square of its length
-_MOST_LAYERS = 16
+LONGEST = 400  # characters of the longest answer that is parsed
+# Characters of the longest text that the rules are applied to: their work grows with the square of
+# the length.
+_MOST = 2 * LONGEST
+_MOST_LAYERS = 16  # nested marks that `trim` removes, such as "$" around quotes
 _AROUND = re.compile(
     r"\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\"(.*)\"|`(.*)`|(.*?)(?<!\.\.)(?<!\\right)\.",
     re.DOTALL,
@@ -36,7 +39,7 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textbf|textrm|mathbf|mbox|operatorname)\s*
 _PARTS = {"<GAP>": _GAP, "<OPEN>": _OPEN, "<TEXT>": _TEXT.pattern}
 _THOUSANDS = re.compile(
     r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?:\.\d+)?"
-)  # 1,00,000, too
+)  # also 1,00,000, as written in India
 _WRAPPED = r"\\(?:text|mathrm|mbox|textbf|textrm|operatorname)\s*\{[^{}]*\}"
 _RAISED = r"(?:\s*\^\s*\{?-?\d\}?)?"
 _WORD = r"[A-Za-z][A-Za-z.'/-]*"
@@ -50,13 +53,14 @@ _FACTOR = re.compile(r"([A-Za-z]+)(?:\s*\^\s*(\d+))?")
 
 @cache
 def _spellings() -> dict[str, Any]:
-    """The rules as they are written: read at the first answer, not at import."""
+    """Return the content of `spellings.yaml`, which is read at the first answer, not at import."""
     rules: dict[str, Any] = read_yaml(Path(__file__).with_name("spellings.yaml"), "spellings")
     return rules
 
 
 @cache
 def _rules(name: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return the compiled rules of the section `name`: patterns and their replacements."""
     rules = []
     for written, replacement, *pairs in _spellings()[name]:
         pattern = reduce(lambda text, part: text.replace(*part), _PARTS.items(), written)
@@ -67,13 +71,13 @@ def _rules(name: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 def _is_one_of(words: str, word: str) -> bool:
-    """True for one of the words of this name."""
+    """Return True if `word` is in the word list `words` of `spellings.yaml`."""
     return re.fullmatch("|".join(_spellings()[words].split()), word) is not None
 
 
 @cache
 def _units() -> dict[str, tuple[str, int, Fraction]]:
-    """What each spelling of a unit measures, its power, and its size."""
+    """Return dimension, power and size in base units for each spelling of a unit."""
     return {
         spelling: (dimension, int(power), Fraction(size))
         for dimension, power, size, *spellings in map(str.split, _spellings()["units"])
@@ -82,29 +86,26 @@ def _units() -> dict[str, tuple[str, int, Fraction]]:
 
 
 class Unit(NamedTuple):
-    """What a unit measures, as sorted (dimension, power) pairs, and its size in base units."""
+    """A unit: the dimension as sorted (name, power) pairs, and the size in base units."""
 
     dimension: tuple[tuple[str, int], ...]
     factor: Fraction
 
 
 class Quantity(NamedTuple):
-    """An answer without what stands behind its value.
-
-    words: what is counted, and what qualifies a unit, in stems. in_percent: of a hundred.
-    is_odd: words follow that nobody can drop, so that it is compared as text alone; value is then
-    all of it.
-    """
+    """An answer, split into its value and the optional parts after the value."""
 
     value: str
     unit: Unit | None = None
-    words: frozenset[str] = frozenset()
-    in_percent: bool = False
+    words: frozenset[str] = frozenset()  # stems of the counted noun and of words about the unit
+    in_percent: bool = False  # the answer has a percent sign, which `value` does not contain
+    # Words after the value cannot be omitted, so the answer is compared as text. `value` is then
+    # the whole answer.
     is_odd: bool = False
 
 
 def trim(answer: str) -> str:
-    """`answer` without surrounding space, math marks, quotes and a final period."""
+    """Return `answer` without surrounding spaces, math delimiters, quotes and a final period."""
     answer = answer.strip()
     for _ in range(_MOST_LAYERS):
         if not (found := _AROUND.fullmatch(answer)):
@@ -114,14 +115,18 @@ def trim(answer: str) -> str:
 
 
 def _spelled(text: str, rules: str) -> str:
-    """`text` by the rules of this name."""
+    """Apply the rules of the section `rules` to `text`, and return the result."""
     for pattern, replacement in _rules(rules):
         text = pattern.sub(replacement, text).strip()
     return text
 
 
 def tidy(answer: str) -> str:
-    """The same answer without emphasis, a name and an approximation, in one spelling of signs."""
+    """Return `answer` with its signs in one spelling.
+
+    Emphasis, a name of the value ("Area: "), a leading "about" and an approximation after the exact
+    value are removed.
+    """
     text = trim(trim(answer).strip("*,"))
     if len(text) > _MOST:
         return text
@@ -131,23 +136,24 @@ def tidy(answer: str) -> str:
 
 
 def layout(answer: str) -> str:
-    r"""One spelling for answers that differ in layout only: `$1,000$` is `1000`.
+    r"""Return one spelling for answers that differ only in layout: `$1,000$` gives `1000`.
 
-    LaTeX spacing, `\left`, `\right`, `\text{...}`, the `d` of `\dfrac` and marks of thousands go;
-    `1 1/2` becomes a mixed fraction. A space behind a comma makes a list of `10, 100`. Two answers
-    of one layout are the same answer; the reverse does not hold.
+    LaTeX spacing, `\left`, `\right`, `\text{...}`, the `d` of `\dfrac` and thousands separators are
+    removed. `1 1/2` becomes a mixed fraction. `10, 100` with a space after the comma remains a
+    list. Two answers with the same layout are equal; equal answers may have different layouts.
     """
     if len(text := tidy(answer)) > _MOST:
         return " ".join(text.split())
     text = _spelled(text, "layout")
     grouped = re.fullmatch(rf"[+-]?\d{{1,3}}(?:{_GAP}\d{{3}})+(?:\.\d+)?", text) is not None
     spaced = re.sub(r"(?<!\\)\\[!,;: ]|\\q?quad\b|\\(?:left|right)(?![A-Za-z])|~|\s+", " ", text)
-    # Words keep one space between them ("two apples"); formulas keep none, but 1 2 is not 12.
+    # Words keep one space between them ("two apples"). Formulas keep no space, except between two
+    # numbers: 1 2 is not 12.
     words = re.fullmatch(r"[A-Za-z' -]+", spaced) is not None
     if not words and not grouped:
         spaced = _spelled(spaced, "apart")
     text = " ".join(spaced.split())
-    if not words:  # but for the escaped space that keeps two numbers apart
+    if not words:  # the escaped space between two numbers remains
         text = re.sub(r"(?<!\\)(\\ )|\s+", r"\1", spaced)
     if re.fullmatch(r"\([A-Za-z]\)", text):  # a multiple-choice letter
         return text[1]
@@ -155,15 +161,17 @@ def layout(answer: str) -> str:
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
 
-# --- what stands behind a value ----------------------------------------------------------------
+# --- units and counted nouns after a value ------------------------------------------------------
 
 
 def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
-    r"""An answer's value, and what of it may be left out.
+    r"""Split an answer into its value and the parts that may be omitted.
 
     Reads `5\text{ cm}^2`, `18 inches`, `10 km per hour`, `\$18 in total`, `90^\circ`, `60 eggs`,
-    `3 million`, `28\%`. bare: a letter alone (`5 N`) is a unit, too; otherwise it is a variable,
-    unless it is inside `\text{}`.
+    `3 million`, `28\%`.
+
+    bare: True if a single letter (`5 N`) can be a unit. If False, it is a variable, unless it is
+        inside `\text{}`.
     """
     if len(text := tidy(answer)) > _MOST:
         return Quantity(text, is_odd=True)
@@ -175,7 +183,7 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
     is_list = first in ("and", "or") and all(len(word) == 1 for word in others)
     if is_list or (letter and not (bare and not others and _parse_unit(first))):
         return Quantity(text)
-    # "60 in all" is not in inches.
+    # A final "in" can be inches, but "in" before further words is a preposition: "60 in all".
     ends = [n for n in range(len(words), 0, -1) if words[n - 1] != "in" or n == len(words)]
     units = ((_parse_unit(" ".join(words[:end])), end) for end in ends)
     unit, end = next((found for found in units if found[0]), (None, 0))
@@ -195,7 +203,10 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
 
 
 def _is_counted(value: str, words: list[str]) -> bool:
-    """True for a noun in the plural, or of one or less, and for words that add nothing."""
+    """Return True if `words` begin with a counted noun, or add nothing to `value`.
+
+    The noun is a plural. After 1 or a fraction any noun is accepted.
+    """
     phrase = list(takewhile(lambda word: not _is_one_of("preposition", word), words))
     noun = [word for word in phrase if not _is_one_of("filler", word)][-1:]
     if not noun or _is_one_of("plural", noun[0]):
@@ -204,7 +215,7 @@ def _is_counted(value: str, words: list[str]) -> bool:
 
 
 def _parse_unit(text: str) -> Unit | None:
-    """The unit that `text` spells: factors such as `square feet`, `m^2`, below and above a `/`."""
+    """Return the unit that `text` spells, such as `square feet`, `m^2` or `km/h`, or None."""
     text = _spelled(_spellings()["rates"].get(text.strip(" ."), text), "powers")
     above, _, below = text.partition("/")
     sides = [(each, 1) for each in _FACTOR.findall(above)]
@@ -224,20 +235,20 @@ def _parse_unit(text: str) -> Unit | None:
 
 
 def counted_number(answer: str) -> str | None:
-    """The number that an answer is, without what it measures or counts; None for anything else."""
+    """Return the number of an answer without its unit or counted noun; None if it is no number."""
     found = read_quantity(answer, bare=True)
     return None if found.is_odd or read_number(layout(found.value)) is None else found.value
 
 
 # --- exact arithmetic --------------------------------------------------------------------------
 
-_MOST_BITS = 1 << 16  # of a power
-_MOST_FACTORIAL = 2500
-_MOST_GROUPS = 40
-_DEEPEST = 8  # groups in groups
+_MOST_BITS = 1 << 16  # limit on the bits of a power
+_MOST_FACTORIAL = 2500  # largest argument of a factorial or binomial coefficient
+_MOST_GROUPS = 40  # limit on the number of opening parentheses and braces
+_DEEPEST = 8  # levels of nested groups that are rewritten
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?!\d))?"
-_GROUP = r"\s*(?:\{([^{}]*)\}|(\d))"  # a digit needs no braces
-# To Python's arithmetic, group by group from the inside out.
+_GROUP = r"\s*(?:\{([^{}]*)\}|(\d))"  # an argument in braces, or one digit without braces
+# Rules that rewrite LaTeX as Python arithmetic. Each pass rewrites the innermost groups.
 _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -245,7 +256,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         (r"\\div(?![a-z])", "/"),
         # 2 1/2 is 5/2, not 2 * 1/2.
         (r"(?<![\d.)^])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\2/\3)"),
-        # 0.1666... is a sum, of which a cycle's digits are divided by as many nines.
+        # A repeating decimal becomes a sum: its repeating digits are divided by 9, 99, 999, ...
         (
             r"(\d*\.(\d*))\\(?:overline|bar)\{?(\d+)\}?",
             lambda found: f"(0{found[1]}0+{found[3]}/{'9' * len(found[3])}{'0' * len(found[2])})",
@@ -258,14 +269,16 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     )
 )
 _IMPLICIT = re.compile(r"(?<=[\d)])(?=[a-z(])(?!e[+-]?\d)")
-_ARITHMETIC = re.compile(rf"(?:[-+*/(),]|binom|factorial|{_NUMBER})++")  # in linear time
+# The quantifier is possessive, so that matching takes linear time.
+_ARITHMETIC = re.compile(rf"(?:[-+*/(),]|binom|factorial|{_NUMBER})++")
 
 
 @lru_cache(maxsize=4096)
 def read_number(text: str) -> Fraction | None:
-    r"""The exact value of a number or of arithmetic, without spaces; None for other texts.
+    r"""Return the exact value of a number or an arithmetic expression; None for other texts.
 
-    A whole number before a fraction is a mixed number: `2\frac{1}{2}` is 5/2.
+    `text` contains no spaces. A whole number before a fraction forms a mixed number:
+    `2\frac{1}{2}` is 5/2.
     """
     if not 0 < len(text) <= LONGEST or sum(map(text.count, "({")) > _MOST_GROUPS:
         return None
@@ -275,19 +288,24 @@ def read_number(text: str) -> Fraction | None:
     if not _ARITHMETIC.fullmatch(text):
         return None
     try:
-        # Quoted, a number is not read as a float.
+        # Numbers are quoted, so that Python does not parse them as inexact floats.
         return _value(ast.parse(re.sub(_NUMBER, r"'\g<0>'", text), mode="eval").body)
     except (ArithmeticError, SyntaxError, ValueError):
         return None
 
 
 def write_number(number: Fraction) -> str:
-    """Decimal, but for numbers of which Python writes no decimals."""
+    """Return a number as decimal text; in hexadecimal if it is too long for Python's decimals."""
     above, below = number.as_integer_ratio()
     return str(number) if max(abs(above), below) < 10**LONGEST else f"{above:#x}/{below:#x}"
 
 
 def _value(node: ast.expr) -> Fraction:
+    """Return the exact value of a parsed expression.
+
+    Raises:
+        ValueError: for anything except numbers and the known operators and functions.
+    """
     match node:
         case ast.Constant(str(digits)):
             return Fraction(digits)
@@ -303,6 +321,11 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _power(base: Fraction, by: Fraction) -> Fraction:
+    """Return `base` to the power `by`.
+
+    Raises:
+        ValueError: if `by` is no integer, or the result has too many bits.
+    """
     bits = max(map(int.bit_length, base.as_integer_ratio()))
     if by.denominator > 1 or abs(by) * bits > _MOST_BITS:
         raise ValueError

@@ -1,8 +1,9 @@
-"""Sequential revision: a draft, a critique of it, a new answer; n such paths side by side.
+"""Sequential revision (Self-Refine): a draft, a critique of it, and a new answer, on n paths.
 
-The model is asked twice per revision through its chat template and sees all that it has said
-(Self-Refine). Critiques are not scored. Of a path's answers the best-scored one stands, so a bad
-revision loses nothing but its tokens; without scores the last one does.
+Each revision adds two user turns through the chat template: the first asks for a critique, the
+second for a new answer. The model sees the whole conversation. Critiques are not scored. The
+best-scored answer of a path counts, so a bad revision costs only its tokens. Without scores the
+last answer counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REVISION = (
     votes_change="a path's answer may still change",
 )
 class SequentialRevision(IndependentPaths):
-    """n paths from the root; a reply that ends by itself is answered with the next turn."""
+    """Sequential revision on n paths. A reply that ends by itself is followed by the next turn."""
 
     revisions: int = option(1, ge=1, le=64, help="Critiques and new answers per path.")
     critique_prompt: str = option(
@@ -43,6 +44,7 @@ class SequentialRevision(IndependentPaths):
 
     @property
     def turns(self) -> tuple[Turn, ...]:
+        """The user turns of one path: a critique and a new answer for each revision."""
         critique = Turn(self.critique_prompt, answers=False)
         return (critique, Turn(self.revision_prompt, answers=True)) * self.revisions
 
@@ -54,12 +56,13 @@ class SequentialRevision(IndependentPaths):
         if not going:
             return [*actions, Finish()]
         if tree.rounds >= self.search.max_rounds:
-            # A reply that has ended stands, though nobody asks about it any more.
+            # Ended replies become final candidates, although some turns have not been asked.
             ended = [Complete(node) for node in tree.candidates() if node.ended]
             return [*ended, Finish(f"{len(going)} of {self.search.n} paths reached --max-rounds")]
         return actions
 
     def _next(self, node: Node) -> Action:
+        """Return the action that continues the path of `node`: extend, ask or complete."""
         if not node.ended:
             return Extend(node, 1)
         num_asked = sum(each.turn is not None for each in node.path())
@@ -69,14 +72,14 @@ class SequentialRevision(IndependentPaths):
 
 
 def asked_again(leaf: Node) -> bool:
-    """True if there is a turn on a leaf's path; then there is a complete answer, too."""
+    """Return True if the path of `leaf` contains a turn, and thus a complete answer before it."""
     return any(node.turn is not None for node in leaf.path())
 
 
 def best_answer(leaf: Node) -> Node:
-    """The best-scored complete answer on a leaf's path, the later of equals.
+    """Return the node with the best-scored complete answer on the path of `leaf`.
 
-    The leaf itself, if it was not asked again.
+    Among equal scores the later answer wins. Without a turn on the path, return `leaf` itself.
     """
     if not asked_again(leaf):
         return leaf

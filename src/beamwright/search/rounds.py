@@ -1,7 +1,8 @@
-"""What strategies have in common: a round's candidates, their ranking, and sharing out children.
+"""Shared parts of the strategies: opening a round, ranking candidates, and sharing out children.
 
-Finished candidates keep their place: a round extends n minus the finished, so that a search ends
-with exactly n candidates. search-and-learn replicates to n and overshoots.
+A finished candidate keeps one of the n places, and a round gives out only the remaining places. A
+search therefore ends with exactly n candidates. search-and-learn instead fills every round up to n
+and ends with more.
 """
 
 from __future__ import annotations
@@ -19,24 +20,26 @@ from beamwright.tree import Node, SearchTree
 
 @dataclass(frozen=True)
 class Round:
-    """A round's candidates.
-
-    actions: what is decided already. going: those that can go on, in lineage order; none where all
-    is decided: the search begins, or has ended. slots: children to give out among them.
-    """
+    """The state of a round after `open_round`: its first actions and the nodes left to decide."""
 
     actions: list[Action]
+    # Candidates that can be extended, in lineage order. Empty if `actions` already decide the whole
+    # round, because the search begins or ends.
     going: Sequence[Node] = ()
-    slots: int = 0
+    slots: int = 0  # number of children to share out among `going`
 
 
 def open_round(
     tree: SearchTree, settings: SearchSettings, level: int | None = None, apart: int | None = None
 ) -> Round:
-    """Begin with n paths; later set finished candidates aside, drop duplicates if asked to, and
-    see if the search is over.
+    """Decide the actions that most strategies share, and return the nodes left to decide.
 
-    level: steps of the candidates, where that is not the number of rounds. apart: see `duplicates`.
+    The first round gives the root n children. A later round completes ended candidates, prunes
+    duplicates if `filter_duplicates` is set, and finishes the search if no place is left, if no
+    candidate can be extended, or at `max_rounds`.
+
+    level: the level of the candidates, compared with `max_rounds`; None: the number of rounds.
+    apart: see `duplicates`.
     """
     if tree.rounds == 0:
         return Round([Extend(tree.root, settings.n)])
@@ -57,40 +60,51 @@ def open_round(
 
 
 def give_children(nodes: Sequence[Node], shares: Sequence[int]) -> list[Action]:
-    """So many children for each; who gets none is pruned."""
+    """Extend each node by its number of children in `shares`; prune a node whose share is 0."""
     return [
         Extend(node, share) if share else Prune(node)
         for node, share in zip(nodes, shares, strict=True)
     ]
 
 
-TIE = 1e-6  # scores this close are equal; order (lineage) decides
+TIE = 1e-6  # scores that differ by less are equal, and the lineage decides their order
 _TIE_DECIMALS = 6
 
 
 def rank_key(node: Node) -> tuple[float, tuple[str | int, ...]]:
-    """Sort key, best first. A node without a score comes last."""
+    """Return the sort key of `node`: best score first, then lineage order.
+
+    A node without a score comes last.
+    """
     score = float("-inf") if node.score is None else round(node.score, _TIE_DECIMALS)
     return (-score, node.lineage[1:])
 
 
 def ranked(nodes: Iterable[Node]) -> list[Node]:
-    """Best score first; ties by lineage, so that the order never depends on the schedule."""
+    """Return the nodes ordered by score, the best first.
+
+    Ties are ordered by lineage, so that the order never depends on the schedule.
+    """
     return sorted(nodes, key=rank_key)
 
 
 def subtree_of(node: Node, apart: int | None) -> int:
-    """Its number, where so many children of the root share one; 0 for all otherwise."""
+    """Return the number of the subtree that contains `node`.
+
+    apart: number of the root's children in each subtree; None: there is one subtree, number 0.
+    """
     ordinal = node.lineage[1] if apart else 0
     assert isinstance(ordinal, int)
     return ordinal // (apart or 1)
 
 
 def duplicates(nodes: Iterable[Node], apart: int | None = None) -> list[Node]:
-    """Nodes whose path has the same text as an earlier one's (in the order given).
+    """Return the nodes whose path has the same text as the path of an earlier node in `nodes`.
 
-    Without a tokenizer there is no text, and tokens count. apart: children of the root in a
-    subtree, where subtrees do not compete: each has duplicates of its own.
+    Without a tokenizer no text is known, and the token ids of the paths are compared.
+
+    apart: number of the root's children in each subtree, if subtrees do not compete. Nodes of
+        different subtrees are then never duplicates.
     """
     seen: set[tuple[int, str | tuple[int, ...]]] = set()
     found: list[Node] = []
@@ -108,13 +122,15 @@ Branching = Literal["softmax", "linear"]
 def weights_of(
     scores: Sequence[float | None], branching: Branching, temperature: float
 ) -> list[float]:
-    """A weight of each score, none negative, not all zero.
+    """Return one weight per score. No weight is negative, and not all are zero.
 
-    softmax: exp(score / temperature), as REBASE and particle filtering have it. linear: the score
-    itself; scores below zero are log-probabilities, and weigh exp(score). A missing score weighs
-    nothing; if nothing weighs anything, all weigh the same.
+    branching: "softmax" weighs exp(score / temperature), as in REBASE and particle filtering.
+        "linear" weighs the score itself; if a score is negative, all scores are log-probabilities
+        and weigh exp(score).
+
+    A missing score has weight 0. If all weights would be 0, all are equal instead.
     """
-    # Scores within 1e-6 are equal: their last bits must not decide who gets a child.
+    # Rounding makes scores within 1e-6 equal: their last bits must not decide who gets a child.
     scores = [None if s is None or math.isnan(s) else round(s, 6) for s in scores]
     known = [score for score in scores if score is not None]
     if not known:
@@ -133,15 +149,16 @@ def weights_of(
 
 
 def even_shares(total: int, count: int) -> list[int]:
-    """Whole shares of `total` for so many, as even as can be; the first get one more."""
+    """Divide `total` into `count` integer shares that differ by at most one, the larger first."""
     share, extra = divmod(total, count)
     return [share + (place < extra) for place in range(count)]
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares of `total` in proportion to the weights; they add up to it.
+    """Divide `total` into integer shares in proportion to `weights`; their sum is `total`.
 
-    What rounding down leaves goes to the largest remainders, ties (1e-9) to who comes first.
+    Each share is first rounded down. The rest goes to the largest remainders, one each. Remainders
+    within 1e-9 are equal, and the first of them wins.
     """
     whole = math.fsum(weights)
     exact = [total * weight / whole for weight in weights]
@@ -154,10 +171,12 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
 
 
 def systematic(weights: Sequence[float], total: int, offset: float) -> list[int]:
-    """How often each is drawn by systematic resampling of `total`.
+    """Return how often systematic resampling draws each index, with `total` draws in all.
 
-    offset: a uniform draw in [0, 1). Draw j falls where the cumulated weights pass
-    (j + offset) / total; each share is its expectation, rounded up or down.
+    offset: a uniform random number in [0, 1). Draw j takes the first index at which the cumulated,
+        normalised weights exceed (j + offset) / total.
+
+    Each count is the expected count, rounded up or down.
     """
     bounds = [*accumulate(weights)]
     shares, place = [0] * len(weights), 0
@@ -170,5 +189,5 @@ def systematic(weights: Sequence[float], total: int, offset: float) -> list[int]
 
 
 def effective_size(weights: Sequence[float]) -> float:
-    """Effective sample size: (sum w)^2 / sum w^2, from 1 to the number of weights."""
+    """Return the effective sample size (sum w)^2 / sum w^2, from 1 to the number of weights."""
     return math.fsum(weights) ** 2 / math.fsum(weight * weight for weight in weights)
