@@ -1,10 +1,10 @@
-// Talking to the server: the key, requests, and following a search's events.
+// Requests to the server: the API key, requests, and the stream of a search's events.
 
 import { element } from "./common.js";
 
 const KEY = "beamwright-key";
 
-let asking = null; // one question for the key, whoever needs it
+let asking = null; // the open question for the key; all requests that need the key wait for it
 
 function askForKey(refused) {
   asking ??= new Promise((resolve) => {
@@ -24,7 +24,7 @@ function askForKey(refused) {
   return asking;
 }
 
-// The response; throws what the server says is wrong.
+// Returns the response, or throws the server's error message.
 export async function request(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
@@ -46,7 +46,7 @@ async function reason(response) {
     const said = await response.json();
     const found = said.error?.message ?? said.detail;
     if (typeof found === "string") return found;
-  } catch { /* no JSON */ }
+  } catch { /* the body is not JSON */ }
   return `the server answered ${response.status}`;
 }
 
@@ -55,8 +55,8 @@ export const sent = (path, body) => fetched(path, { method: "POST", headers: { "
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
 
-// Calls onEvents with every batch of events from the first, until the search is over or the signal
-// is aborted; a connection that breaks is taken up where it broke.
+// Calls onEvents with each batch of events, from the first event until the search is over or the
+// signal is aborted. After a broken connection it continues with the next event.
 export async function follow(id, onEvents, signal) {
   let number = 0;
   for (let tries = 0; !signal.aborted; tries++) {

@@ -1,11 +1,11 @@
-// Small things that every panel needs: elements, numbers, colours, tips, and a canvas to move about in.
+// Helpers of all panels: elements, numbers, colours, tooltips, and a canvas that can be moved and zoomed.
 
 export const element = (id) => document.getElementById(id);
 
 export function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name === "style") made.style.cssText = value; // an attribute would need a looser policy
+    if (name === "style") made.style.cssText = value; // a style attribute would violate the content security policy
     else made.setAttribute(name, value);
   }
   made.append(...children);
@@ -38,7 +38,7 @@ export function shownBytes(bytes) {
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 export const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-// share (0..1) -> colour on the score ramp; null -> null
+// Returns a function from a share (0 to 1) to a colour on the score ramp, and from null to null.
 export function scoreColours() {
   const stops = ["score-0", "score-1", "score-2"].map((name) => channels(colour(name)));
   return (share) => {
@@ -64,7 +64,7 @@ export const hideTip = () => { element("tip").hidden = true; };
 
 // --- canvases ----------------------------------------------------------------------------------
 
-// A canvas that is drawn again, at most once a frame, when its size or the colours change.
+// A canvas that is redrawn when its size or the colours change, at most once per frame.
 export class Drawing {
   constructor(canvas, draw) {
     this.canvas = canvas;
@@ -93,9 +93,9 @@ export class Drawing {
   }
 }
 
-// A drawing of a world of columns x rows (in the world's own units) that can be moved and zoomed.
-// margin: pixels around it; limits(width, height): {x, y: [fitting scale, largest scale]} in
-// pixels per unit; xPower: how much x zooms along with y.
+// A drawing of columns x rows, in units of its own, that can be moved and zoomed.
+// margin: pixels around it. limits(width, height): {x, y: [fitting scale, largest scale]} in
+// pixels per unit. xPower: exponent of the zoom in x, relative to y.
 export class Viewport extends Drawing {
   constructor(canvas, draw, { margin, limits, xPower }) {
     super(canvas, draw);
@@ -113,7 +113,7 @@ export class Viewport extends Drawing {
     this.scale = { x: limits.x[0], y: limits.y[0] };
     this.offset = { x: 0, y: 0 };
     this.fitted = true;
-    const focus = this.focus?.(); // a deep tree is wider than its panel even when fitted
+    const focus = this.focus?.(); // even a fitted deep tree may be wider than its panel
     if (focus) this.reveal(...focus);
     this.ask();
   }
@@ -124,7 +124,8 @@ export class Viewport extends Drawing {
     this.offset.y = clamp(this.offset.y + dy, 0, Math.max(0, this.world.height * this.scale.y - roomY));
     this.ask();
   }
-  // Zooms around a point; without one around `focus`, if that is in sight, else the middle.
+  // Zooms around the given point. Without a point, it zooms around `focus` if that is visible, else
+  // around the middle.
   zoom(factor, atX, atY) {
     if (atX === undefined) {
       const [x, y] = this.focus?.() ?? [-1, -1];
@@ -138,7 +139,7 @@ export class Viewport extends Drawing {
     this.fitted = false;
     this.moveBy(this.x(worldX) - atX, this.y(worldY) - atY);
   }
-  // Moves only as far as needed to have what stands at a point in sight.
+  // Moves the view just far enough to make the point visible.
   reveal(x, y) {
     const [left, top] = [this.margin.left, this.margin.top];
     this.moveBy(x - clamp(x, left, this.width - this.margin.right - 40), y - clamp(y, top + 12, this.height - this.margin.bottom - 12));

@@ -1,9 +1,9 @@
-// What stands around the trees: gauges of the server, the round that is shown, votes.
+// Controls around the trees: gauges of the server, the choice of the round, and the votes.
 
 import { count, element, make, plural, shortened, shownBytes, shownScore } from "./common.js";
 import { fetched } from "./api.js";
 
-// Figures of the server as it is now: memory, link, tokens per second, where they are known.
+// Current figures of the server, as far as it reports them: memory, link, tokens per second.
 
 const POLL_MS = 2000;
 
@@ -24,7 +24,7 @@ export class Gauges {
     try {
       const { gauges } = await fetched("/feed/gauges");
       this.list.replaceChildren(...gauges.map((gauge) => this.entry(gauge)));
-    } catch { /* the server is away; what was shown stays */ }
+    } catch { /* the server cannot be reached; keep the last figures */ }
     this.polling = false;
   }
   entry(gauge) {
@@ -38,7 +38,7 @@ export class Gauges {
     return entry;
   }
   level({ value, of, unit }) { return of ? `${figure(value, unit)} of ${figure(of, unit)}` : figure(value, unit); }
-  // What only grows is shown per second, over a few looks: a round's tokens come all at once.
+  // A counter is shown as a rate over the last few polls, because all tokens of a round arrive at once.
   rate({ name, total, unit }) {
     const looks = [...(this.totals.get(name) ?? []), { at: performance.now(), total }].slice(-6);
     this.totals.set(name, looks);
@@ -48,12 +48,12 @@ export class Gauges {
   }
 }
 
-// The round that is shown: the newest, or one that was chosen, or one after the other.
+// The choice of the shown round: the newest, a chosen one, or all of them in turn.
 
 const PLAY_MS = 700;
 
 export class Replay {
-  // round: that is shown, null for the newest.
+  // round: the shown round; null for the newest.
   constructor(onChange) {
     Object.assign(this, { onChange, round: null, rounds: 0, timer: null });
     element("round").addEventListener("input", () => { this.stop(); this.choose(Number(element("round").value)); });
@@ -91,7 +91,7 @@ export class Replay {
   }
 }
 
-// The vote's histogram: what the final candidates state, and how often.
+// A histogram of the votes: the answers of the final candidates, and how often each was given.
 
 const MOST_BALLOTS = 12;
 

@@ -1,9 +1,9 @@
-// In words: what the colours of the tree mean, and the path that leads to a selected step.
+// Texts: the legend of the tree's colours, and the path to a selected step.
 
 import { count, make, plural, scoreColours, shownScore } from "./common.js";
 import { named, pathOf } from "./layout.js";
 
-// seen: what else is in this tree, [kind, colour, words] each.
+// seen: further entries of the legend, each as [kind, colour, words].
 export function showTreeLegend(legend, tree, seen = []) {
   const entry = ([kind, name, words]) => make("span", {}, make("i", { class: kind, style: `--c: var(--${name})` }), words);
   const { scores } = tree;
@@ -41,5 +41,5 @@ export function showDetails(details, tree, i, onSelect) {
   });
   details.replaceChildren(make("h3", {}, named(node)), list, make("ol", {}, ...steps));
   const current = details.querySelector("[aria-current]");
-  details.scrollTop = current ? current.offsetTop - details.offsetTop - 120 : 0; // never the page itself
+  details.scrollTop = current ? current.offsetTop - details.offsetTop - 120 : 0; // scrolls the panel, not the page
 }

@@ -1,4 +1,4 @@
-// What openapi.json says, to read: every route, and what its body and parameters may hold.
+// A readable view of openapi.json: every route with its body and its parameters.
 
 import { element, make } from "./common.js";
 import { fetched } from "./api.js";

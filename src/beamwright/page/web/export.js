@@ -1,8 +1,8 @@
-// What can be taken away: the run as JSON, which `beamwright view` opens, and the tree as SVG.
+// Downloads: the run as JSON, which `beamwright view` opens, and the tree as SVG.
 
 import { clamp, colour, make } from "./common.js";
 
-const UNPRINTABLE = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd]/g; // of XML; surrogate pairs go as well
+const UNPRINTABLE = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd]/g; // characters that XML forbids; surrogate pairs are removed, too
 
 function save(name, text, type) {
   const address = URL.createObjectURL(new Blob([text], { type }));
@@ -18,7 +18,7 @@ export function exportSvg(run, panel) {
   save(`${run.id}.svg`, treeSvg(panel).replace(UNPRINTABLE, "\ufffd"), "image/svg+xml");
 }
 
-// The whole tree, whatever part of it is in sight, with labels while there are few rows.
+// Returns the whole tree as SVG, including parts that are not visible. A tree with few rows gets labels.
 export function treeSvg(panel) {
   const { tree, layout } = panel;
   const scale = { x: clamp(2400 / Math.max(1, tree.depth), 40, 220), y: clamp(6000 / Math.max(1, layout.rows), 2, 22) };
@@ -32,7 +32,7 @@ export function treeSvg(panel) {
   return context.toString();
 }
 
-// A canvas context that writes SVG: what a panel draws, as a file.
+// A canvas context that writes SVG instead of drawing.
 const SVG = "http://www.w3.org/2000/svg";
 const rounded = (number) => Math.round(number * 100) / 100;
 
@@ -56,7 +56,7 @@ class SvgContext {
   go(letter, ...numbers) { this.path += letter + numbers.map(rounded).join(" "); }
   save() {}
   restore() {}
-  clip() { this.path = ""; } // all that is drawn is in sight
+  clip() { this.path = ""; } // nothing is clipped: the file shows the whole tree
   beginPath() { this.path = ""; }
   closePath() { this.path += "Z"; }
   moveTo(x, y) { this.go("M", x, y); }
@@ -64,7 +64,7 @@ class SvgContext {
   bezierCurveTo(...points) { this.go("C", ...points); }
   rect(x, y, width, height) { this.go("M", x, y); this.go("h", width); this.go("v", height); this.go("h", -width); this.path += "Z"; }
   roundRect(x, y, width, height) { this.rect(x, y, width, height); }
-  arc(x, y, radius) { // only ever whole circles
+  arc(x, y, radius) { // the panels draw full circles only
     this.go("M", x - radius, y);
     for (const side of [2, -2]) this.go("a", radius, radius, 0, 1, 0, side * radius, 0);
   }

@@ -1,9 +1,9 @@
-// Where every step of a tree stands: one row per leaf, in depth-first order. No drawing.
+// Layout of a tree, without drawing: one row per leaf, in depth-first order.
 
-export const LARGE = 300; // nodes from which pruned siblings are drawn as one mark at first
+export const LARGE = 300; // from this number of nodes on, pruned siblings are first drawn as one mark
 
-// What the drawings need beside the data: children, depth, who is alive, the chosen path, scores.
-// nodes: parents before their children; it may be called again when there are more of them.
+// Adds to the data what the drawings need: children, depth, whether a node is alive, the chosen path, scores.
+// In `tree.nodes`, parents stand before children. Call it again after nodes were added.
 export function prepare(tree) {
   const nodes = tree.nodes;
   nodes.forEach((node, i) => {
@@ -21,8 +21,8 @@ export function prepare(tree) {
   tree.scores = least <= most ? { least, most } : null;
   tree.share = (score) => (score === null ? null : most > least ? (score - least) / (most - least) : 1);
   tree.depth = nodes.reduce((deepest, node) => Math.max(deepest, node.depth), 0);
-  tree.lastRound = nodes.reduce((last, node) => Math.max(last, node.round), 0); // a search may be cut off in it
-  tree.opened ??= new Set(); // parents whose pruned children were asked for one by one
+  tree.lastRound = nodes.reduce((last, node) => Math.max(last, node.round), 0); // the last round may be incomplete
+  tree.opened ??= new Set(); // parents whose pruned children the user wants to see one by one
 }
 
 export function pathOf(tree, i) {

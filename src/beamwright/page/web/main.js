@@ -1,4 +1,4 @@
-// The page: asks, follows, and shows one search or two beside each other, live ones or saved ones.
+// The page: submits problems, follows searches, and shows one or two of them, live or saved.
 
 import { connectZoomButtons, count, element, make, oneLine, shortened, shownScore, shownSeconds } from "./common.js";
 import { fetched, request, sent } from "./api.js";
@@ -13,9 +13,9 @@ const TYPING = "input, textarea, select";
 
 class Page {
   constructor() {
-    this.asked = false; // a frame
-    this.following = true; // the newest search; false: the one that was picked
-    this.mode = null; // what is done with pruned steps; null: as the size of the tree suggests
+    this.asked = false; // true while a redraw is scheduled
+    this.following = true; // shows the newest search; false: the search that the user picked
+    this.mode = null; // how pruned steps are drawn; null: depends on the size of the tree
     this.pane = new Pane(element("tree"), () => this.ask(), (i) => this.select(i));
     this.other = new Pane(element("other-tree"), () => this.ask(), (i) => this.select(this.pane.tree.byLineage.get(this.other.tree.nodes[i].lineage)?.i ?? null, this.other.tree.nodes[i].lineage));
     this.rounds = new RoundsPanel((i) => this.select(i));
@@ -105,10 +105,10 @@ class Page {
     for (const { panel, tree } of [this.pane, this.other]) panel.marked = (found && tree.byLineage.get(found.lineage)?.i) ?? null;
     note.textContent = found ? `They part in round ${found.round}, at ${found.lineage}: ${found.why}.` : "The same trees, as far as both have come.";
   }
-  // lineage: of the step, where only the other search has it.
+  // lineage: the lineage of the step, needed if only the other search has the step.
   select(i, lineage = i === null ? null : this.pane.tree.nodes[i].lineage) {
     this.touched = true;
-    if (this.following && this.pane.run !== null) this.pick(this.pane.run.id); // it is being read
+    if (this.following && this.pane.run !== null) this.pick(this.pane.run.id); // the user reads this search, so do not switch to a newer one
     this.pane.panel.select(i);
     if (this.other.run !== null) this.other.selectLineage(lineage);
     const shown = i === null && lineage !== null ? this.other : this.pane;
@@ -116,19 +116,19 @@ class Page {
   }
 
   // --- which searches --------------------------------------------------------------------------
-  // id: of the search to stay with; "" for the newest, whichever that is.
+  // id: the search to show; "" to always show the newest.
   pick(id) {
     this.following = id === "";
     element("run").value = id;
     const place = this.following ? location.pathname : `#${encodeURIComponent(id)}`;
-    if (location.protocol !== "about:") history.replaceState(null, "", place); // not a notebook's frame
+    if (location.protocol !== "about:") history.replaceState(null, "", place); // a frame in a notebook has no history
   }
   async open(id) {
     this.touched = false;
     this.replay.follow();
     await this.watch(this.pane, id);
   }
-  // Searches come newest first.
+  // Takes the list of searches, the newest first.
   follow([newest]) {
     if (this.following && newest && newest.id !== this.pane.run?.id) this.open(newest.id);
   }
@@ -154,7 +154,7 @@ class Page {
     const named = ({ id, problem, method: by, n, state }) => make("option", { value: id }, `${shortened(oneLine(problem) || id, 70)} \u00b7 ${[by, n && `n ${n}`, state].filter(Boolean).join(", ")}`);
     for (const [choice, first] of [[element("run"), asks ? "the newest" : ""], [element("other"), "nothing"]]) {
       const chosen = choice.value;
-      if (document.activeElement === choice) continue; // an open list stays as it is
+      if (document.activeElement === choice) continue; // do not change a list that is open
       choice.replaceChildren(...(first ? [make("option", { value: "" }, first)] : []), ...searches.map(named));
       choice.value = chosen;
     }
@@ -233,11 +233,11 @@ class Page {
     if (picked) this.open(picked.id);
     else { this.follow(searches); this.ask(); }
     element("gauges").hidden = !this.asks;
-    if (!this.asks) return; // saved runs stay as they are
+    if (!this.asks) return; // saved runs do not change
     new Gauges(element("gauges")).start();
     setInterval(() => { if (!document.hidden) this.list().catch(() => {}); }, LIST_EVERY_MS);
   }
 }
 
-const page = (window.beamwright = new Page()); // for whoever looks from the console
+const page = (window.beamwright = new Page()); // for debugging in the console
 page.start().catch((error) => page.complain(error));

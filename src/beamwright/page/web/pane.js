@@ -1,14 +1,14 @@
-// One tree of the page: a run, followed as it grows, and what is shown of it.
+// One tree of the page: a run that is followed while it grows, and the part of it that is shown.
 
 import { follow } from "./api.js";
 import { Run, blankTree } from "./run.js";
 import { prepare } from "./layout.js";
 import { TreePanel } from "./tree.js";
 
-const READABLE = 60; // steps from which pruned siblings become one mark, so that texts have room
+const READABLE = 60; // from this number of steps on, pruned siblings become one mark, which leaves room for texts
 
 export class Pane {
-  // onChange: there are new events; onSelect(i): a step was chosen in this tree.
+  // onChange: called after new events. onSelect(i): called when a step of this tree is selected.
   constructor(canvas, onChange, onSelect) {
     this.panel = new TreePanel(canvas, onSelect);
     this.onChange = onChange;
@@ -27,25 +27,25 @@ export class Pane {
     const run = (this.run = new Run(id));
     await follow(id, (events) => { run.add(events); this.onChange(); }, following.signal);
   }
-  // mode: as chosen; null lets the number of nodes decide.
+  // mode: the user's choice for pruned steps; null: depends on the number of nodes.
   show(round, mode) {
     const tree = this.run === null ? this.tree : this.run.tree(round);
-    const opened = this.tree.opened; // stays, whichever round is shown
+    const opened = this.tree.opened; // kept when another round is shown
     this.tree = tree;
     if (tree.about !== null) tree.opened = opened;
     this.panel.update(tree, mode ?? (tree.nodes.length > READABLE ? "group" : "show"));
     if (this.panel.selected !== null && this.panel.selected >= tree.nodes.length) this.panel.select(null);
   }
-  // The same step of another search, if it has it.
+  // Selects the step with this lineage, or none.
   selectLineage(lineage) {
     const node = this.tree.byLineage.get(lineage);
     this.panel.select(node?.i ?? null);
   }
 }
 
-// Where two searches part: the first step, by round and then by lineage, that is not the same.
+// The first difference between two searches, in the order of round and lineage.
 
-const TELLING = 1e-4; // scores that are closer than this may differ by the order of computing alone
+const TELLING = 1e-4; // smaller differences of scores may come from rounding alone
 
 function difference(a, b) {
   if (!a || !b) return "opened in one of them only";
@@ -60,7 +60,7 @@ function before(one, other) {
   return a.length < b.length;
 }
 
-// {lineage, round, why}, or null where they are the same as far as both have come.
+// Returns {lineage, round, why}, or null if the searches are equal in all rounds that both have.
 export function firstDivergence(a, b) {
   const rounds = Math.min(a.rounds, b.rounds);
   let first = null;

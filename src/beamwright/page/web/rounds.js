@@ -1,4 +1,4 @@
-// Three small charts with the same rounds from left to right: scores, fates, lengths.
+// Three small charts over the rounds: scores, states and lengths of the steps.
 
 import { Drawing, colour, element, hideTip, scoreColours, showTip, shownScore } from "./common.js";
 import { disc, ring } from "./tree.js";
@@ -27,7 +27,7 @@ export class RoundsPanel {
   column(width, round) { return 52 + ((round - 0.5) * (width - 60)) / Math.max(1, this.tree.lastRound); }
   columnWidth(width) { return (width - 60) / Math.max(1, this.tree.lastRound); }
   scoreY(height, score) { return height - 26 - this.tree.share(score) * (height - 40); }
-  // Dots of a round stand beside each other by a fixed shake, so that equal scores stay apart.
+  // Dots of a round get a fixed horizontal offset, so that dots with equal scores stay visible.
   scoreX(width, node) { return this.column(width, node.round) + (((node.i * 0.618) % 1) - 0.5) * Math.min(this.columnWidth(width) * 0.6, 26); }
   scoreAt(event) {
     const { width, height } = this.drawings[0];
@@ -80,7 +80,7 @@ export class RoundsPanel {
     const barWidth = Math.max(1, Math.min(18, this.columnWidth(width) * 0.6));
     const kinds = [["finished", "score-2"], ["candidate", "score-1"], ["kept", "score-1"], ["pruned", "faint"]];
     this.rounds.forEach((nodes, i) => {
-      let y = height - 21; // 16 pixels stay free above for the legend
+      let y = height - 21; // 16 pixels at the top stay free for the legend
       for (const [state, name] of kinds) {
         const part = (nodes.filter((node) => node.state === state).length / most) * (height - 37);
         context.fillStyle = colour(name);

@@ -1,4 +1,4 @@
-// A search as its events tell it, and the tree that they grow, up to any round.
+// A search built from its events, and its tree after any round.
 
 import { prepare } from "./layout.js";
 
@@ -54,7 +54,7 @@ export class Run {
       if (event.event === "round") this.rounds = event.round;
     }
   }
-  // The tree after that round; null for the newest. The same object as before where it can go on.
+  // Returns the tree after `round`; null for the newest. The last object is reused and extended if possible.
   tree(round = null) {
     if (round === null || round >= this.rounds) return ready(this.latest);
     if (this.past === null || this.past.rounds > round) this.past = { ...blankTree(), next: 0 };

@@ -1,4 +1,4 @@
-// The search that a saved page has in itself; stands for api.js there, and loads nothing.
+// The search inside a saved page. It replaces api.js there, and loads nothing.
 
 import { element } from "./common.js";
 

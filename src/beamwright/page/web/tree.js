@@ -1,4 +1,4 @@
-// The tree on a canvas: steps from left to right, edges, labels, and what is under the pointer.
+// The tree on a canvas: steps from left to right, edges, labels, and the step under the pointer.
 
 import { Viewport, clamp, colour, count, hideTip, oneLine, plural, scoreColours, shortened, showTip, shownScore } from "./common.js";
 import { LARGE, layOut, named, pathOf } from "./layout.js";
@@ -6,8 +6,8 @@ import { LARGE, layOut, named, pathOf } from "./layout.js";
 const KV_PLACES = ["device", "both", "host"];
 
 export class TreePanel {
-  // colouring: fill by "score" or by "kv"; threshold: steps scored below it fade; marked: a step
-  // with a diamond around it, by number.
+  // colouring: fill by "score" or by "kv". threshold: steps with a lower score are drawn faded.
+  // marked: the number of a step with a diamond around it.
   constructor(canvas, onSelect) {
     this.onSelect = onSelect;
     Object.assign(this, { colouring: "score", threshold: null, marked: null, selected: null });
@@ -28,7 +28,7 @@ export class TreePanel {
       return item && [this.view.x(item.depth), this.view.y(item.row + 0.5)];
     };
   }
-  // mode: what is done with pruned steps, "show", "group" or "hide".
+  // mode: how pruned steps are drawn: "show", "group" or "hide".
   show(tree, mode = tree.nodes.length > LARGE ? "group" : "show") {
     this.tree = tree;
     this.selected = null;
@@ -39,7 +39,7 @@ export class TreePanel {
     this.arrange();
     this.view.fit();
   }
-  // The tree, or one that it has grown into; who has zoomed or moved keeps the place.
+  // Replaces the tree by a later state of it. A view that the user has zoomed or moved is kept.
   update(tree, mode) {
     Object.assign(this, { tree, mode });
     this.arrange();
@@ -50,7 +50,7 @@ export class TreePanel {
     this.view.world = { width: this.tree.depth, height: this.layout.rows };
     this.view.moveBy(0, 0);
   }
-  // Marks a node, opening the mark that hides it.
+  // Selects a node, and opens the mark that hides it.
   select(i) {
     this.selected = i;
     if (i !== null && !this.layout.itemOf.has(i) && this.mode === "group") {
@@ -63,7 +63,7 @@ export class TreePanel {
     this.view.ask();
   }
 
-  // --- what is under the pointer ---------------------------------------------------------------
+  // --- the step under the pointer ---------------------------------------------------------------
   at(event) {
     let [found, nearest] = [null, 14];
     for (const item of this.layout.items) {
@@ -118,7 +118,7 @@ export class TreePanel {
     this.drawGuides(context, height, palette);
     for (const pass of ["faded", "plain", "chosen"]) this.drawEdges(context, pass, palette);
     if (view.scale.y >= 12.5) for (const item of this.layout.items) this.drawLabel(context, item, width, height, palette);
-    const drawnY = []; // by depth: of dead steps on one pixel one is drawn
+    const drawnY = []; // by depth: of pruned steps on the same pixel, only one is drawn
     for (const item of this.layout.items) {
       const y = Math.round(view.y(item.row + 0.5));
       if (item.node?.alive !== false || drawnY[item.depth] !== y || item.node.i === this.selected) this.drawItem(context, item, onPath, height, palette);
@@ -160,7 +160,7 @@ export class TreePanel {
     context.beginPath();
     for (const item of this.layout.items) {
       const [x, y] = [view.x(item.depth), view.y(item.row + 0.5)];
-      let drawnY = NaN; // siblings on one line of pixels are one stroke
+      let drawnY = NaN; // siblings on the same pixels share one stroke
       for (const child of item.children) {
         const kind = child.node?.chosen ? "chosen" : child.node?.alive && !this.isBelow(child.node) ? "plain" : "faded";
         if (kind !== pass) continue;
@@ -185,7 +185,7 @@ export class TreePanel {
     context.globalAlpha = this.isBelow(node) ? 0.12 : node.alive ? 1 : 0.4;
     disc(context, x, y, radius, this.fill(node, palette));
     if (hollow) ring(context, x, y, radius, 1, palette.soft);
-    // Far out the rings of neighbours would run into one dark bar.
+    // When zoomed out, the rings of neighbours would merge into a dark bar.
     const near = this.view.scale.y >= 7;
     if (node.state === "finished" && (near || node.chosen)) ring(context, x, y, radius + 2.5, 1.5, node.chosen ? palette.accent : palette.soft);
     if (node.ahead && near) ring(context, x, y, radius + 2.5, 1.5, palette.both, [2, 2]);
@@ -222,7 +222,7 @@ export class TreePanel {
     const text = fitted(context, oneLine(item.node.text) || (item.node.state === "open" ? "" : "(no text)"), room);
     if (!text) return;
     const below = this.isBelow(item.node);
-    context.fillStyle = palette.panel; // edges go on behind the text
+    context.fillStyle = palette.panel; // hides the edges behind the text
     context.globalAlpha = 0.88;
     context.fillRect(x - 3, y - 6.5, context.measureText(text).width + 6, 13);
     context.globalAlpha = below ? 0.25 : item.node.alive ? 1 : 0.75;
@@ -234,7 +234,7 @@ export class TreePanel {
 
 export function disc(context, x, y, radius, fill) {
   context.fillStyle = fill;
-  if (radius < 1.3) return context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius); // looks the same
+  if (radius < 1.3) return context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius); // a square looks like a disc at this size
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
   context.fill();
@@ -259,7 +259,7 @@ function diamond(context, x, y, radius, stroke) {
   context.stroke();
 }
 
-// As much of a text as fits into `room` pixels.
+// Returns the beginning of a text that fits into `room` pixels.
 export function fitted(context, text, room) {
   const cut = shortened(text, Math.max(4, Math.floor(room / 4)));
   const measured = context.measureText(cut).width;
