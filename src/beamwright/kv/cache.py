@@ -214,12 +214,12 @@ class CacheManager:
 
     @property
     def room(self) -> int:
-        """Blocks available to new leases: those not pinned; without a host tier, only free ones."""
+        """Number of blocks for new leases: unpinned ones, or without a host tier only free ones."""
         unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
         return unpinned if self.evicts else self.device.num_free
 
     def blocks_taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        """Return the blocks of `room` that a lease on `copies` copies takes, plus its growth.
+        """Return how many blocks of `room` a lease on `copies` copies and its growth take.
 
         num_tokens: tokens that the segment grows to; 0: it does not grow.
         """

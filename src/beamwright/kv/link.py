@@ -239,7 +239,7 @@ class StreamLink:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Queue the transfers submitted inside at the end, as one batch per direction.
+        """Queue the transfers submitted in this context at its end, one batch per direction.
 
         Waiting for one of these transfers ends the batch early.
         """

@@ -150,7 +150,7 @@ class GroupBlocks:
         return cls(1 << 62, 2, num_blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that `num_tokens` tokens of one segment need."""
+        """Return how many blocks `num_tokens` tokens of one segment need."""
         return self.fixed * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
 
 
@@ -201,7 +201,7 @@ class BlockLedger:
         return self.num_blocks - len(self._used)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that `num_tokens` tokens of one node need in all groups."""
+        """Return how many blocks `num_tokens` tokens of one node need in all groups."""
         return sum(group.blocks_for(num_tokens) for group in self.groups)
 
     def block_bytes(self, block: int) -> Any:
@@ -303,19 +303,19 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token over all layers, as blocks store them."""
+        """Bytes of K and V of one token over all layers, as blocks store them."""
         if self.kept == "auto":
             return self.read_bytes_per_token
         return 2 * self.num_layers * self.num_kv_heads * (self.head_dim + 1)
 
     @property
     def read_bytes_per_token(self) -> int:
-        """K and V of one token over all layers, as attention reads them."""
+        """Bytes of K and V of one token over all layers, as attention reads them."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def bytes_per_block(self) -> int:
-        """K and V of one block."""
+        """Bytes of K and V of one block."""
         return self.bytes_per_token * self.block_tokens
 
 
@@ -428,7 +428,7 @@ class KVBlocks:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
+        """Number of tokens that a block holds."""
         return self.layout.block_tokens
 
     def pick(self, at: Any) -> torch.Tensor:

@@ -73,24 +73,24 @@ class Segment:
         return (self, *self.others)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that `num_tokens` of its tokens need."""
+        """Return how many blocks `num_tokens` of its tokens need."""
         return self.group.blocks_for(num_tokens)
 
     def missing_blocks(self, copies: int) -> int:
-        """Return the blocks of the copies that the device lacks of `copies` copies."""
+        """Return how many blocks the device lacks to hold `copies` copies."""
         missing = max(0, copies - len(self.copies)) if self.length else 0
         return missing * self.blocks_for(self.length)
 
     def fresh_blocks(self, copies: int, num_tokens: int) -> int:
-        """Return the blocks to allocate for `copies` copies, grown to `num_tokens` tokens."""
+        """Return how many blocks to allocate for `copies` copies, grown to `num_tokens` tokens."""
         wanted = max(1, len(self.copies)) * self.blocks_for(num_tokens)
         growth = max(0, wanted - sum(map(len, self.copies)))
         return growth + self.missing_blocks(copies)
 
     def unpinned_blocks(self, copies: int, num_tokens: int) -> int:
-        """Return the blocks for `copies` copies, grown to `num_tokens`, minus those pinned already.
+        """Return how many blocks `copies` copies need, grown to `num_tokens`, beyond pinned ones.
 
-        With 0 copies, the segment is not leased, and all blocks of its tokens are returned.
+        With 0 copies the segment is not leased. All blocks of `num_tokens` tokens are counted then.
         """
         if not copies:
             return self.blocks_for(num_tokens)
@@ -183,7 +183,7 @@ class LiveSegments:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of one copy of every segment."""
+        """Number of blocks of one copy of every segment."""
         return sum(s.blocks_for(s.length) for s in self._all if not s.gone)
 
     @property
@@ -343,7 +343,7 @@ def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
 
 
 def missing_blocks(needs: Mapping[Segment, int]) -> int:
-    """Return the blocks of the copies that the device lacks."""
+    """Return how many blocks the device lacks to hold these copies."""
     return sum([segment.missing_blocks(copies) for segment, copies in needs.items()])
 
 

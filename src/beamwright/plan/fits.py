@@ -54,7 +54,7 @@ def in_verifier_tokens(workload: Workload) -> Workload:
 class ResidentNeed:
     """Bytes of KV and states if all of them stay on the device and paths share their prefixes.
 
-    Without a verifier, its need is 0.
+    The verifier's need is 0 if there is no verifier.
     """
 
     generator: Spread

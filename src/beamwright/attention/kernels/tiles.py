@@ -163,7 +163,7 @@ def load_queries(
 
 @triton.jit
 def _coded(numbers, CODES: tl.constexpr):
-    """Return int8 codes and exponents of `numbers` [tokens, dim], like `kv.codes.encoded`.
+    """Return int8 codes and exponents of `numbers` [tokens, dim], like `kv.codes.quantise`.
 
     The numbers must be exactly representable, because nothing is rounded here.
     """
