@@ -1,9 +1,9 @@
-"""Recurrent layers: what they keep of a row in a fixed size, instead of KV, and how they are run.
+"""Runs recurrent layers, which keep a state of fixed size per row instead of KV.
 
-Layers compute states; `view.states` keeps them (`kv.states.StateRows`, a test's dictionary), None
-of rows that begin from zeros and whose states nobody keeps. Of a row, a state is as it is behind
-the row's last token. A module of `transformers` asks its cache for states and hands them back:
-`StateCache` stands there, so no family needs code of its own here.
+The layers compute states and `view.states` stores them (`kv.states.StateRows`, or a dictionary in
+tests). `view.states` is None if all rows start from zeros and their states are not kept. A row's
+state is the one after its last token. Modules of `transformers` read and write states through their
+cache argument. `StateCache` takes the place of that cache, so no family needs code here.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from torch import Tensor
 from beamwright.kv.states import StateRows
 from beamwright.models.shape import NotBuiltError, StatePart
 
+# Names of the cache argument; "cache" is used since transformers 5.24.
 _CACHES = ("cache", "cache_params", "past_key_values")
-"""What modules call their cache; the first since transformers 5.24."""
+# Rows per call of a module: its temporaries are as large as the states of these rows, or twice.
 _ROWS = 64
-"""Rows that a module gets at once: what it makes of their states is as large as those, or twice."""
-_PROBED = 6
+_PROBED = 6  # tokens of a trial
+# Largest difference, as a share of the largest value, that counts as equal in a trial. Rounding
+# stays far below it; an ignored state exceeds it.
 _SAME = 0.05
-"""How far apart values may be, of the largest: rounding is not, a state that is left out is."""
 
 
 class StateCache:
-    """What a recurrent module takes for `transformers`' cache: the states of its rows.
+    """The states of some rows, with the interface of a `transformers` cache.
 
-    parts: by kind, [rows, *size], or where they lie; none where the rows begin. Modules that get
-    one token write into them, or hand over what takes their place.
+    parts: state tensors [rows, *size] by kind, or their locations for in-place steps; empty at the
+    start of a row. A module that gets one token updates them in place or replaces them.
     """
 
     def __init__(self, parts: dict[str, Any]) -> None:
@@ -53,7 +54,7 @@ class StateCache:
         conv_kernel_size: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """Inputs [rows, channels, tokens] of the convolution; with those before them."""
+        """Append convolution inputs [rows, channels, tokens]; return them after the older ones."""
         self.is_used, kind = True, _kind("conv", state_idx)
         before = self.parts.get(kind)
         size = conv_kernel_size or conv_states.shape[-1]
@@ -78,7 +79,7 @@ class StateCache:
         return False
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Of attention that has states besides."""
+        """Return keys and values unchanged: attention's KV is not kept here."""
         return key, value
 
 
@@ -87,7 +88,7 @@ def _kind(name: str, number: int) -> str:
 
 
 def take_caches(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """A layer's innermost modules that take a cache, by name in it; it may be the layer itself."""
+    """Return the layer's innermost modules with a cache argument, by name within the layer."""
     found = {name: each for name, each in layer.named_modules() if cache_of(each)}
     inside = {name: f"{name}." if name else "" for name in found}
     return {
@@ -98,7 +99,7 @@ def take_caches(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def cache_of(module: torch.nn.Module) -> str | None:
-    """What the module calls the cache that it takes; None if it takes none."""
+    """Return the name of the module's cache argument; None if it has none."""
     names = inspect.signature(module.forward).parameters
     return next((name for name in _CACHES if name in names), None)
 
@@ -106,10 +107,10 @@ def cache_of(module: torch.nn.Module) -> str | None:
 def states_of(
     module: torch.nn.Module, layer: int, call: inspect.BoundArguments
 ) -> tuple[StatePart, ...]:
-    """What a module keeps that is called so; () if it keeps nothing.
+    """Return the states that a module keeps, found by running `call`; () if it keeps none.
 
     Raises:
-        NotBuiltError: if it needs more than tokens and their states.
+        NotBuiltError: if the module needs other input than hidden states and its own states.
     """
     cache, hidden = StateCache({}), call.args[0]
     found = _called(module, call, cache)
@@ -120,7 +121,7 @@ def states_of(
         what = type(module).__name__
         raise NotBuiltError(f"{what} makes its states of more than a layer's input")
     alone = Recurrent(module, layer, (), hidden.dtype)
-    alone.plain(hidden[:, :1], cache)  # what it does with one token is seen to run
+    alone.plain(hidden[:, :1], cache)  # checks that a single token runs as well
     return tuple(
         StatePart(layer, kind, tuple(part.shape[1:]), part.dtype != hidden.dtype)
         for kind, part in cache.parts.items()
@@ -128,12 +129,13 @@ def states_of(
 
 
 def check_stateless(module: torch.nn.Module, call: inspect.BoundArguments) -> None:
-    """
+    """Check that an attention module keeps no recurrent state.
+
     Raises:
-        NotBuiltError: if attention that is called so keeps states besides.
+        NotBuiltError: if it keeps one.
     """
     cache = StateCache({})
-    with suppress(Exception):  # it asks the cache for more; what counts comes before
+    with suppress(Exception):  # it may use cache methods that are missing here; `is_used` is set
         _called(module, call, cache)
     if cache.is_used:
         raise NotBuiltError(f"{type(module).__name__}: attention with states of its own")
@@ -147,12 +149,14 @@ def _called(module: torch.nn.Module, call: inspect.BoundArguments, cache: StateC
 class Recurrent:
     """Runs a recurrent module on packed rows [1, tokens, hidden] with the states of a view.
 
-    Rows with one token each are computed together, [rows, 1, hidden]; rows with more one by one, so
-    that their bits depend on none beside them.
-    in_chunks: the module honours a state where it gets several tokens; else those behind one go one
-    after another. step: computes one token of rows [rows, 1, hidden]; in_place: of rows whose
-    states stay where they lie (`models.steps`), if anything does. parts: by kind, sizes and
-    numbers of a row.
+    Rows with one token each are computed together as [rows, 1, hidden]. Rows with more tokens are
+    computed one by one, so that a row's result does not depend on other rows.
+
+    in_chunks: whether the module reads its state when it gets several tokens. If not, the tokens
+        after a state are computed one at a time.
+    step: computes one token of each row [rows, 1, hidden].
+    in_place: the same for states that stay in the pool's blocks (`models.steps`), or None.
+    parts: the size and dtype of a row's state by kind.
     """
 
     def __init__(
@@ -171,12 +175,12 @@ class Recurrent:
         self._states: Callable[[], StateRows | None] = lambda: None
 
     def install(self, states: Callable[[], StateRows | None]) -> None:
-        """Stand where the module's `forward` was. states: those of the pass that is computed."""
+        """Replace the module's `forward`. states: returns the states of the current pass."""
         self._states = states
         self.module.forward = self
 
     def plain(self, hidden: Tensor, cache: StateCache) -> Tensor:
-        """The module's own forward of rows [rows, tokens, hidden] behind their states."""
+        """Run the module's own forward on rows [rows, tokens, hidden] with their states."""
         return self._plain(hidden, **{self._cache: cache})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -199,7 +203,7 @@ class Recurrent:
         return found
 
     def _decode(self, hidden: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A token of every row, some rows at a time."""
+        """Compute one token of each row, at most `_ROWS` rows at a time."""
         rows = hidden[0, :, None].split(_ROWS)
         caches = [StateCache(each) for each in _split(parts, [len(some) for some in rows])]
         found = [self.step(some, cache) for some, cache in zip(rows, caches, strict=True)]
@@ -208,7 +212,7 @@ class Recurrent:
     def _prefill(
         self, hidden: Tensor, parts: dict[str, Tensor], lengths: Sequence[int]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """So many tokens of each row; zeros for those that pad the batch."""
+        """Compute `lengths[i]` tokens of row i; the output of padding is zeros."""
         *rows, padding = hidden.split([*lengths, hidden.shape[1] - sum(lengths)], dim=1)
         found, caches = [], []
         for tokens, own in zip(rows, _split(parts, [1] * len(rows)), strict=True):
@@ -231,7 +235,7 @@ class Recurrent:
     def drawn(
         self, rows: int, tokens: int, width: int, device: torch.device
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Random tokens [rows, tokens, width] and states of rows, for trials."""
+        """Return random hidden states [rows, tokens, width] and random states, for trials."""
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(rows, tokens, width, generator=generator).to(device, self.dtype)
         return hidden, {
@@ -241,9 +245,9 @@ class Recurrent:
 
     @torch.inference_mode()
     def agrees(self, width: int, device: torch.device, *, behind: bool) -> bool:
-        """Whether random tokens [1, tokens, width] together are what they are one by one.
+        """Return whether tokens computed together equal tokens computed one by one.
 
-        behind: a random state; else from nothing.
+        behind: start from a random state; otherwise from no state.
         """
         hidden, drawn = self.drawn(1, _PROBED, width, device)
         start = drawn if behind else self._zeros(1, device)
@@ -257,7 +261,7 @@ class Recurrent:
 
 
 def near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
-    """Whether of each pair no value is further apart than this share of the largest."""
+    """Return whether each pair differs by at most `share` of its largest value."""
     return all(
         float((one.float() - other.float()).abs().max()) <= share * float(other.abs().max())
         for one, other in pairs
@@ -265,7 +269,7 @@ def near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
 
 
 def _split(parts: Mapping[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
-    """Parts of so many rows each."""
+    """Split the states into pieces of `sizes[i]` rows."""
     cut = {kind: part.split(sizes) for kind, part in parts.items()}
     return [{kind: pieces[i] for kind, pieces in cut.items()} for i in range(len(sizes))]
 

@@ -1,7 +1,8 @@
-"""Weights: from a Hugging Face folder, or random, to DecoderWeights, by one table per family.
+"""Load DecoderWeights from a Hugging Face checkpoint, or make random ones, by a table per family.
 
-Fused weights are rows of the table. A checkpoint is read tensor by tensor, and each projection is
-brought into the form that stays before the next is read: only one of them is held twice at a time.
+The table also lists which tensors are fused. A checkpoint is read tensor by tensor, and each
+projection is converted to its final form before the next one is read. So at most one projection is
+in memory twice.
 """
 
 from __future__ import annotations
@@ -29,22 +30,26 @@ from beamwright.plan.costs import Storage
 
 Convert = Callable[[Linear], Linear]
 
-_LARGE_TABLE_BYTES = 1 << 26  # a read of a row costs 1 us: little beside such a model's pass
-_CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
+# A larger embedding stays in its file: reading a row takes 1 us, little next to the model's pass.
+_LARGE_TABLE_BYTES = 1 << 26
+_CHECKED_VALUES = 1 << 22  # values checked at a time: a sum in float32 copies its input
 
 
 def as_read(linear: Linear) -> Linear:
-    """The same projection."""
+    """Return the projection unchanged."""
     return linear
 
 
 @dataclass(frozen=True)
 class Placing:
-    """What becomes of weights that are read.
+    """How weights are stored after reading.
 
-    storage: how the projections of layers are kept. pack: what each projection, and the LM head,
-    becomes then; each is converted before the next is read. head: the LM head is read.
-    has_others: the file may have more tensors outside of its layers, such as a verifier's head.
+    dtype, device: precision and device of plain weights.
+    storage: the format of the layers' projections.
+    pack: the conversion of each projection and of the LM head to its final form.
+    head: whether the LM head is read.
+    tile_rows: rows per tile, for products in fixed tiles; None for no tiles.
+    has_others: whether the file may contain more tensors outside of layers, such as a score head.
     """
 
     dtype: torch.dtype
@@ -57,9 +62,9 @@ class Placing:
 
 
 class _Reader:
-    """Named tensors of one checkpoint, cast and placed; says what is missing.
+    """Reads tensors of one checkpoint by name, casts them and moves them to the device.
 
-    Projections that the file has in groups of few bits may stay so.
+    Quantised projections may keep the file's format.
     """
 
     def __init__(
@@ -79,13 +84,13 @@ class _Reader:
         return placed
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Rows of a table in its file, where they can be read one by one."""
+        """Return a table whose rows are read from the file one by one; None if impossible."""
         if self._stored is None or self._device != "cpu":
             return None
         return self._stored.rows(self._prefix + name, self._dtype)
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
-        """One (fused) projection from the named ones, stacked row-wise."""
+        """Fuse the named projections into one by stacking their rows."""
         biases = self._stacked([f"{name}.bias" for name in names], outs) if bias else None
         kept = [self.kept(name, rows, columns) for name, rows in zip(names, outs, strict=True)]
         if any(kept):
@@ -97,7 +102,7 @@ class _Reader:
         return Linear(self._stacked([f"{name}.weight" for name in names], outs, columns), biases)
 
     def kept(self, name: str, *size: int) -> Linear | None:
-        """The projection as its file has it, where that is wanted and there is such a form."""
+        """Return the projection in the file's own quantised format; None if it has none."""
         if self._stored is None or not self.placing.storage.is_stored:
             return None
         if (linear := self._stored.linear(self._prefix + name)) is None:
@@ -117,10 +122,10 @@ class _Reader:
 
 
 def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
-    """Refuse NaN and infinite weights. placed: `stored` in the precision that it is used in.
+    """Refuse NaN and infinite weights. placed: the tensor `stored`, cast to its final dtype.
 
     Raises:
-        NotFiniteError: that names `what`, and says if it is the precision's fault.
+        NotFiniteError: naming `what`, and saying whether the dtype is too narrow.
     """
     if _all_finite(placed):
         return
@@ -131,7 +136,7 @@ def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
 
 
 def _all_finite(values: Tensor) -> bool:
-    # A sum takes one pass; it can overflow by itself, so a bad one is looked into.
+    # One sum is fast but can overflow by itself, so the values are checked if it is not finite.
     return all(
         bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
         for part in values.flatten().split(_CHECKED_VALUES)
@@ -139,7 +144,7 @@ def _all_finite(values: Tensor) -> bool:
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of the named tensors that a checkpoint folder has, as they are stored.
+    """Read the named tensors as stored, without those that the checkpoint folder lacks.
 
     Raises:
         InputError: for missing or unreadable files.
@@ -151,7 +156,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 def load_weights(
     folder: Path, shape: ModelShape, placing: Placing
 ) -> tuple[ModelShape, DecoderWeights]:
-    """Read a checkpoint folder; returns the shape as `with_own_head`, too.
+    """Read a checkpoint folder; return its weights and its shape after `with_own_head`.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
@@ -167,10 +172,10 @@ def load_weights(
 def check_weights(
     stored: StoredWeights, shape: ModelShape, where: str, *, has_others: bool = False
 ) -> None:
-    """Compare names and sizes of a checkpoint with those of the own decoder; reads no values.
+    """Compare a checkpoint's tensor names and sizes with the decoder's, without reading values.
 
     Raises:
-        InputError: as `check_fit`.
+        InputError: as `check_fit` does.
     """
     needed = dict[str, tuple[int, ...]]()
 
@@ -188,15 +193,17 @@ def check_weights(
 
 
 def _prefix(stored: StoredWeights, shape: ModelShape) -> str:
-    """What stands before names of the model's body: a backbone alone is saved without `model.`."""
+    """Return the prefix of the body's tensor names; a backbone saved alone has no `model.`."""
     stem = FAMILIES[shape.architecture].tensors.prefix
     alone = stem.partition(".")[2]
     return alone if f"{alone}embed_tokens.weight" in stored.sizes else stem
 
 
 def with_own_head(shape: ModelShape, stored: StoredWeights) -> ModelShape:
-    """The shape of an own decoder, with an LM head of its own where the file has another than the
-    embedding: so `transformers` has it, whatever `tie_word_embeddings` says."""
+    """Mark the LM head as untied if the file has one that differs from the embedding.
+
+    `transformers` does the same, whatever `tie_word_embeddings` says.
+    """
     name, embedding = "lm_head.weight", f"{_prefix(stored, shape)}embed_tokens.weight"
     if not (shape.tied and shape.has_lm_head and {name, embedding} <= stored.sizes.keys()):
         return shape
@@ -213,9 +220,10 @@ def random_weights(
     storage: Storage = Storage.PLAIN,
     pack: Convert = as_read,
 ) -> DecoderWeights:
-    """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter.
+    """Make weights from N(0, 0.02), for benchmarks in which only sizes matter.
 
-    Drawn on the device, because a CPU takes a minute for 7B; each kind of device draws others.
+    They are generated on the device, because a CPU takes a minute for 7B. The values depend on the
+    kind of device.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -251,7 +259,7 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
 
 
 def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | StoredRows, Linear]:
-    """The embedding, and the LM head: an empty one where nobody reads logits."""
+    """Return the embedding and the LM head; the head is empty if the model has no logits."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:
         of_head = (reader, "embed_tokens") if shape.tied else (head, "lm_head")
@@ -294,7 +302,7 @@ def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> 
 
 
 def give_back() -> None:
-    """Return freed memory to the system: glibc keeps what lies between blocks that are in use."""
+    """Return freed heap memory to the system, since glibc keeps freed blocks between used ones."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
