@@ -1,13 +1,14 @@
-"""Products with codes as they are kept, by the library that `csrc/` is built into.
+"""CPU matrix products with quantised weights, by the C library that is built from `csrc/`.
 
-Blocks of a GGUF file, groups of 4 bits (`GroupedLinear`), and weights rounded to 8 bits here, in
-blocks of Q8_0. Activations are rounded to 8 bits, with a scale for each 32 columns. A row's bits
-depend on neither the batch, the number of threads nor the CPU: `csrc/products.c` fixes the order of
-sums. Without the library, codes are turned back into floating point for each product.
+The library multiplies the blocks of GGUF files, groups of 4 bits (`GroupedLinear`), and weights
+that were rounded to 8 bits here, in blocks of Q8_0. It rounds activations to 8 bits with a scale
+per 32 columns. Results are bitwise independent of the batch, the number of threads and the CPU,
+because `csrc/products.c` fixes the order of sums. Without the library, weights are dequantised for
+each product.
 
-`NativeLayers` are layers of the own decoder with nothing of Python or torch between products. Where
-a view says what there is to attend to, a whole step is one call; else attention is called between
-two of them. There everything is in float32 but keys and values.
+`NativeLayers` runs the own decoder's layers without Python or torch between products. If the view
+can describe its attention as data, a whole step is one call. Otherwise attention is called in the
+middle of each layer. All values are float32 except keys and values.
 """
 
 from __future__ import annotations
@@ -37,27 +38,28 @@ from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 from beamwright.models.shape import ModelShape
 
-_TILE = 16  # outputs
+_TILE = 16  # outputs per tile
 _NOT_FINITE = -2
-_GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # bits, columns: the library's kind
+_GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # (bits, columns) to the library's kind
 _BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0
-_BLOCK_VALUES = 1 << 20  # rounded at a time: in float32, with copies
+_BLOCK_VALUES = 1 << 20  # values rounded at a time, which bounds the float32 copies
 _ACTIVATIONS = ("silu", "gelu_tanh", "relu")
-_STAGES = 3  # of a layer: queries, keys and values; attention; the rest
+_STAGES = 3  # stages of a layer: queries, keys and values; attention; the rest
 _PRODUCTS = ("qkv", "out", "gate_up", "down")
 
 Codes = BlockLinear | GroupedLinear
 
 
 def takes_blocks(dtype: torch.dtype) -> bool:
-    """Whether files' blocks are multiplied as they are, between activations of this precision."""
+    """Return whether GGUF blocks are multiplied as stored, with activations of this dtype."""
     return library() is not None and dtype != torch.float64
 
 
 class NativeLinear(Linear):
-    """Projections of one input in codes that `is_taken`; their outputs stand in a row.
+    """Quantised projections of one input, computed together; their outputs are concatenated.
 
-    parts: types, outputs and tiles of each. chosen: another instruction set than this CPU's best.
+    parts: (kind, outputs, tiles) of each projection.
+    chosen: the instruction set to use; None for the best one of this CPU.
     """
 
     takes_one_row = True
@@ -78,10 +80,10 @@ class NativeLinear(Linear):
         return type(self), *(kind for kind, _, _ in self.parts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, out] in x's dtype.
+        """Multiply x [rows, columns]; return [rows, outputs] in x's dtype.
 
         Raises:
-            MemoryError: if there is none for x in 8 bits.
+            MemoryError: if there is no memory to round x to 8 bits.
         """
         wide = x.float() if x.dtype == torch.float16 else x
         wide = wide.contiguous()
@@ -96,21 +98,21 @@ class NativeLinear(Linear):
         return product.to(x.dtype)
 
     def _place_bias(self) -> None:
-        """`transformers` hands one over with each call."""
+        """Pass the bias to the library; `transformers` may replace it before each call."""
         if self.bias is not None:
             self.bias = self.bias.float()
             self.projection.bias = self.bias.data_ptr()
 
 
 def _kind(linear: Linear) -> int:
-    """The library's number of its codes; -1 where it has none."""
+    """Return the library's number for the weight format; -1 if it does not support it."""
     if isinstance(linear, GroupedLinear):
         return _GROUPS.get((linear.bits, linear.group), -1)
     return linear.kind if isinstance(linear, BlockLinear) else -1
 
 
 def _tiles(codes: Codes) -> Tensor:
-    """Codes in the library's order.
+    """Return the weights in the library's tile order, uint8.
 
     Raises:
         NotFiniteError: if a scale is NaN or infinite.
@@ -126,14 +128,14 @@ def _tiles(codes: Codes) -> Tensor:
 
 
 def is_taken(linear: Linear) -> bool:
-    """Whether the library multiplies it."""
+    """Return whether the library can multiply this projection."""
     if library() is None or not isinstance(linear, Codes):
         return False
     return bool(library().bw_tile_bytes(_kind(linear), linear.columns))
 
 
 def packed(linear: Linear) -> Linear:
-    """The same projection for the library, all that it takes; other blocks as groups."""
+    """Convert a projection for the library; blocks that it does not support become groups."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if all(map(is_taken, parts)):
         return NativeLinear([part for part in parts if isinstance(part, Codes)])
@@ -143,7 +145,7 @@ def packed(linear: Linear) -> Linear:
 
 
 def in_bytes(linear: Linear) -> Linear:
-    """A plain projection rounded to blocks of Q8_0, where its columns fill them."""
+    """Round a plain projection to blocks of Q8_0, if its columns are a multiple of a block."""
     columns = linear.weight.shape[1]
     if columns % _BYTES_COLUMNS:
         return linear
@@ -155,7 +157,7 @@ def in_bytes(linear: Linear) -> Linear:
 
 
 def _to_bytes(values: Tensor) -> Tensor:
-    """Blocks of Q8_0 [count, bytes] of float32 values."""
+    """Round float32 values to blocks of Q8_0 [count, bytes]."""
     blocks = values.view(-1, _BYTES_COLUMNS)
     scale = blocks.abs().amax(1, keepdim=True) / _BYTE_MOST
     steps = torch.where(scale > 0, 1 / scale, 0.0)
@@ -231,9 +233,9 @@ class NativeLayers:
         read: Tensor | None,
         foresee: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
-        """Final-normalised rows of x [rows, hidden], float32; see `Decoder.hidden`.
+        """Run all layers and the final norm on x [rows, hidden]; see `Decoder.hidden`.
 
-        foresee: told before a layer what goes into it, its number and x [rows, hidden].
+        foresee: called before each layer with its number and its input [rows, hidden].
         """
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
         self._turn_by(positions)
@@ -259,7 +261,10 @@ class NativeLayers:
         return rows["normed"].to(dtype)
 
     def _turn_by(self, positions: Tensor) -> None:
-        """Grow the tables for these positions; another thread may still read older ones."""
+        """Extend the rotary tables to these positions.
+
+        Old tables are kept, because another thread may still read them.
+        """
         last = int(positions.max()) if len(positions) else -1
         with self._turning:
             for angles, numbers in self._angles:

@@ -1,7 +1,7 @@
-"""What the decoder has to know of a model: its shape, and what each family is.
+"""ModelShape: everything the decoder needs to know about a model, and the model families.
 
-A family is one declaration in `shape.toml`. Knows no models' files and no weights (`hf_config`,
-`weights`), needs no torch.
+Each family is one table in `shape.toml`. This module reads no model files and no weights (see
+`hf_config` and `weights`) and needs no torch.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from beamwright.io import read_beside
 from beamwright.plan.costs import record_bytes
 from beamwright.sections import KVDtype
 
+# A verifier's head computes logits for this many tokens at a time, because each row is as wide as
+# the vocabulary.
 HEAD_TOKENS = 256
-"""Tokens whose values a verifier's head makes at a time: logits of a whole vocabulary are wide."""
 
 
 class NotBuiltError(UnsupportedModelError):
-    """Another engine may well run this model."""
+    """The model is valid, but this engine cannot run it; another engine may."""
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers whose keys, values and attention are alike.
+    """Layers with equal key and value sizes and equal attention.
 
-    layers: their numbers, of those that have KV of their own. window: how many tokens a token sees,
-    itself included; None for all. softcap: scores become `softcap * tanh(score / softcap)`.
+    layers: the numbers of the layers that have their own KV.
+    window: the number of tokens that a token attends to, including itself; None for all tokens.
+    softcap: if set, attention scores become `softcap * tanh(score / softcap)`.
     """
 
     layers: tuple[int, ...]
@@ -38,17 +40,17 @@ class LayerGroup:
     softcap: float | None = None
 
     def bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
-        """Bytes of one token's K and V in these layers; in 8 bits, of their exponents, too."""
+        """Return the bytes of one token's K and V in these layers, with the scales of 8-bit KV."""
         size = self.head_dim * element_bytes if kv_dtype == "auto" else self.head_dim + 1
         return 2 * len(self.layers) * self.kv_heads * size
 
 
 @dataclass(frozen=True)
 class StatePart:
-    """One tensor that a recurrent layer keeps of a row, instead of KV.
+    """One state tensor that a recurrent layer keeps per row, instead of KV.
 
-    kind: "conv" (the last inputs of its convolution) or "recurrent". wide: in float32 whatever the
-    dtype.
+    kind: "conv" (the last inputs of the convolution) or "recurrent".
+    wide: True if it is float32 in every dtype.
     """
 
     layer: int
@@ -57,16 +59,18 @@ class StatePart:
     wide: bool = False
 
     def num_bytes(self, element_bytes: int) -> int:
-        """Bytes of a row, in a flat record of all parts: filled up so that each begins aligned."""
+        """Return the bytes per row, padded so that the next part in the record is aligned."""
         return record_bytes(self.size, 4 if self.wide else element_bytes)
 
 
 @dataclass(frozen=True)
 class BuiltSizes:
-    """What a model is built of that the numbers of a dense decoder do not say.
+    """Sizes of a `transformers` model that do not follow from a dense decoder's dimensions.
 
-    parameters: all, and those that one token is multiplied with. head: those of the LM head, where
-    it has its own. matrices: rows and columns of projections that `--weights` is for, and how many.
+    parameters: the number of parameters.
+    active: the parameters that are used for one token.
+    head: the parameters of the LM head, or 0 if it is tied.
+    matrices: (rows, columns, count) of the projections that `--weights` quantises.
     """
 
     parameters: int
@@ -77,27 +81,26 @@ class BuiltSizes:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One decoder.
+    """The shape of one decoder.
 
-    context: most positions a path may have; full_context: what the checkpoint was made for.
-    norm: "rms" or "layer", before each block's two halves and behind the last.
-    activation: "silu", "relu", "gelu" or "gelu_tanh"; gated: gate * up instead of one projection.
-    learned_positions: offset of OPT's position table, or None for rotary positions.
-    tied: the LM head is the embedding. has_lm_head: logits are read; not of a reward model that has
-    a head of its own.
-    stored_bfloat16: whether the checkpoint says that its weights are in bfloat16.
-    inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
-    near_freq: the same of layers `near`, where those have others.
-    embed_scale: what rows of the embedding are multiplied by. lifted: norms' weights are stored
-    without the 1 that is added to them. after_norms: what a half adds is normalised, too.
-    groups: layers by what attention does in them; () where all do alike, and see all tokens.
-    states: what recurrent layers keep of a row, in the order of a flat record.
-    shared: (layer, whose KV it reads) of layers that have none of their own.
-    packed: of a quantised checkpoint's projections, all layers together, the bytes of those that
-    stay quantised, and the values of the others; None of a plain one.
-    blocks: of a GGUF file, the bytes of its blocks as products of ours read them, and the values of
-    its other tensors; None of other files.
-    built: of a model that `transformers` builds; None where the decoder is our own.
+    context: the longest path in tokens. full_context: the context the checkpoint was trained for.
+    norm: "rms" or "layer"; applied before attention, before the MLP and after the last layer.
+    activation: "silu", "relu", "gelu" or "gelu_tanh". gated: the MLP computes gate * up.
+    learned_positions: the offset in OPT's position table; None for rotary positions.
+    tied: the LM head is the embedding. has_lm_head: False for a reward model with its own head.
+    stored_bfloat16: the checkpoint says that its weights are bfloat16.
+    inv_freq: rotary inverse frequencies [head_dim / 2]. rope_scale: factor of cos and sin (YaRN).
+    near_freq: the inverse frequencies of the layers in `near`, if they differ.
+    embed_scale: the factor of embedding rows. lifted: 1 is added to stored norm weights.
+    after_norms: the outputs of attention and MLP are normalised before they are added.
+    groups: layers grouped by their attention; () if all layers attend to all tokens alike.
+    states: the states of recurrent layers, in the order of a flat record.
+    shared: (layer, source) for each layer that reads the KV of another one.
+    packed: for a quantised checkpoint, over all projections: the bytes of those that stay
+        quantised, and the number of values of the others. None for a plain checkpoint.
+    blocks: for a GGUF file: the bytes of the blocks that the C library multiplies, and the number
+        of values in all other tensors. None for other files.
+    built: the sizes of a model built by `transformers`; None for the own decoder.
     """
 
     architecture: str
@@ -138,13 +141,13 @@ class ModelShape:
 
     @property
     def kv_groups(self) -> tuple[LayerGroup, ...]:
-        """Every layer with KV of its own, in one of these."""
+        """The groups of all layers that have their own KV."""
         every = tuple(range(self.layers))
         return self.groups or (LayerGroup(every, self.kv_heads, self.head_dim),)
 
     @property
     def num_parameters(self) -> int:
-        """Parameters, tied embeddings counted once."""
+        """The number of parameters; a tied embedding counts once."""
         if self.built is not None:
             return self.built.parameters - (0 if self.has_lm_head else self.built.head)
         h, d = self.hidden, self.head_dim
@@ -165,15 +168,15 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token is multiplied with: of experts, the ones that it takes."""
+        """The number of parameters used for one token: only the experts it is routed to."""
         idle = 0 if self.built is None else self.built.parameters - self.built.active
         return self.num_parameters - idle
 
     @property
     def matrices(self) -> tuple[tuple[int, int, int], ...]:
-        """Rows and columns of all layers' projections, and how many there are of them.
+        """(rows, columns, count) of the projections in all layers.
 
-        Of our own decoder: (fused) qkv, out, gate_up, down.
+        The own decoder has fused qkv, out, gate_up and down.
         """
         if self.built is not None:
             return self.built.matrices
@@ -184,48 +187,59 @@ class ModelShape:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether a GGUF file has all matrices in blocks: all others together are smaller."""
+        """Whether a GGUF file holds all matrices in blocks.
+
+        That is so if all tensors without blocks are together smaller than the smallest matrix.
+        """
         smallest = min((rows * columns for rows, columns, _ in self.matrices), default=0)
         return self.blocks is not None and self.blocks[1] < smallest
 
     def working_bytes_per_row(self, element_bytes: int) -> int:
-        """Estimate of what a decode step needs per row beside KV: activations, and logits five
-        times in float32 (scores, scaled, filtered, with noise, as log-probabilities).
+        """Estimate a decode step's working memory per row, without KV.
 
-        Of a recurrent layer its state four times: as read, decayed, what is added, and the sum."""
+        It counts the activations and five float32 copies of the logits: raw, scaled, filtered, with
+        noise, and as log-probabilities. For a recurrent layer it counts four copies of the state:
+        as read, decayed, the addend, and the sum.
+        """
         state = max((part.num_bytes(element_bytes) for part in self.states), default=0)
         return 5 * 4 * self.vocab + self.activation_width * element_bytes + 4 * state
 
     def head_bytes(self, element_bytes: int) -> int:
-        """Working memory of a verifier's head on `HEAD_TOKENS`: logits, twice in float32, too."""
+        """Return a verifier head's memory for `HEAD_TOKENS`: logits and two float32 copies."""
         return HEAD_TOKENS * self.vocab * (element_bytes + 2 * 4) if self.has_lm_head else 0
 
     @property
     def activation_width(self) -> int:
-        """Estimate of the values that one token has in flight inside a layer."""
+        """Estimate of the intermediate values per token inside a layer while decoding."""
         mixed = max((part.size[0] for part in self.states if part.kind == "conv"), default=0)
         return 4 * self.hidden + 3 * max(self.intermediate, mixed)
 
     @property
     def reading_width(self) -> int:
-        """The most that it has where many are read together: with what attention makes, which is
-        there in the MLP, too, or while queries and keys are normalised and turned."""
+        """Estimate of the peak of intermediate values per token inside a layer in a prefill.
+
+        The peak is either in the MLP, where attention's outputs are still in memory, or while
+        queries and keys are normalised and rotated.
+        """
         attended = (self.heads + self.kv_heads) * self.head_dim
         turned = (8 if self.qk_norm else 6) * attended
         return 4 * self.hidden + max(3 * self.intermediate + 2 * attended, turned)
 
     def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
-        """K and V of one token over all layers; element_bytes: where they are in no 8 bits."""
+        """Return the bytes of one token's K and V over all layers.
+
+        element_bytes: the size of an element, unless KV is stored in 8 bits.
+        """
         return sum(group.bytes_per_token(element_bytes, kv_dtype) for group in self.kv_groups)
 
     def state_bytes(self, element_bytes: int) -> int:
-        """States of one row over all recurrent layers, however long it is; 0 of plain models."""
+        """Return the bytes of a row's states over all recurrent layers; 0 without such layers."""
         return sum(part.num_bytes(element_bytes) for part in self.states)
 
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What a family's checkpoints call their tensors: the model's prefix, then names in a layer."""
+    """Tensor names in a family's checkpoints: the model's prefix, then the names in a layer."""
 
     prefix: str = "model."
     final_norm: str = "norm"
@@ -243,7 +257,11 @@ class TensorNames:
 class ModelFamily:
     """One `model_type`, declared in `shape.toml`.
 
-    oddity: what a config has that the decoder does not, if it may have such.
+    reads: fields of ModelShape with the config key and the default that each is read from.
+    fixed: fields of ModelShape with a constant value.
+    tensors: the family's tensor names.
+    window_if: the config key that enables the sliding window; None if it is always enabled.
+    oddity: a function that returns a feature of a config that the decoder lacks, or None.
     """
 
     reads: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -253,10 +271,10 @@ class ModelFamily:
     oddity: Callable[[Any], str | None] | None = None
 
     def flags(self, config: Any) -> dict[str, Any]:
-        """Fields of ModelShape that are not read alike for all families.
+        """Return the fields of ModelShape that depend on the family.
 
-        config: with no other keys than its family reads (`known.CONFIGS`); an empty one stands for
-        a random shape.
+        config: holds only keys that the family reads (`known.CONFIGS`); it is empty for a random
+            shape.
         """
         found = dict(self.fixed)
         for name, (key, *default) in self.reads.items():
@@ -265,13 +283,13 @@ class ModelFamily:
         return found
 
     def window(self, config: Any) -> int | None:
-        """The sliding window that a config asks for."""
+        """Return the config's sliding window, or None."""
         is_used = self.window_if is None or getattr(config, self.window_if, False)
         return getattr(config, "sliding_window", None) if is_used else None
 
 
 def _opt_oddity(config: Any) -> str | None:
-    """What OPT-350m and Galactica have."""
+    """Return the feature of OPT-350m or Galactica that the decoder lacks, or None."""
     if config.word_embed_proj_dim != config.hidden_size:
         return "embeddings of another width"
     if not config.do_layer_norm_before or getattr(config, "_remove_final_layer_norm", False):
@@ -280,7 +298,7 @@ def _opt_oddity(config: Any) -> str | None:
 
 
 def _gemma3_oddity(config: Any) -> str | None:
-    """What the largest, and models that are derived from these, have."""
+    """Return the feature of the largest Gemma 3 or of a derived model that is missing here."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in caps) or config.use_bidirectional_attention:
         return "soft caps, or attention to later tokens"
