@@ -179,7 +179,7 @@ def as_groups(linear: Linear) -> Linear:
 
 
 def is_native(shape: ModelShape, weights: Any) -> bool:
-    """Whether the library runs these layers."""
+    """Return whether the library can run these layers."""
     known = shape.norm == "rms" and shape.gated and shape.activation in _ACTIVATIONS
     products = (getattr(layer, name) for layer in weights.layers for name in _PRODUCTS)
     widths = shape.hidden % LANES == shape.head_dim % LANES == 0
@@ -187,8 +187,11 @@ def is_native(shape: ModelShape, weights: Any) -> bool:
 
 
 class NativeLayers:
-    """weights: of `dense`, for which `is_native`. far, near: rotary tables in float32; near: of
-    layers `shape.near`."""
+    """The own decoder's layers, run by the C library.
+
+    weights: the weights of `dense`, for which `is_native` is true.
+    far, near: float32 rotary tables; `near` is for the layers in `shape.near`.
+    """
 
     def __init__(
         self, shape: ModelShape, weights: Any, far: Angles | None, near: Angles | None
