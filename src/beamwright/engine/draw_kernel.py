@@ -1,15 +1,17 @@
-"""`sampling`'s draw, in Triton: one read of the logits, no temporaries.
+"""`sampling`'s sampler in Triton: it reads the logits once, without temporaries.
 
-The vocabulary is cut into pieces of fixed size. Each program finds of one row and piece the token
-with the largest noisy logit, and the largest logit and the sum of exponentials that a
-log-probability takes; a second kernel merges a row's pieces. So a row's bits are a function of its
-own logits and of the vocabulary's size. What a row's filters leave, `filter_kernel` finds ahead; a
-piece of which nothing is left makes no noise. Loaded only where the kernels run; `sampling` has the
-specification. Noise is made of `tl.log`, which compiles to the accurate logarithm that torch has
-too, but of those tokens alone that come near the best by approximate noise: exact noise and
-quotients for all are most of what a draw computes, and it is bound by that.
+The vocabulary is cut into pieces of fixed size. For one row and piece, each program finds the token
+with the largest noisy logit, the largest logit, and the sum of exponentials for the
+log-probability. A second kernel merges a row's pieces. A row's bits are therefore a function of its
+own logits and the vocabulary's size. `filter_kernel` first finds the tokens that a row's filters
+keep; a piece without any makes no noise. This module is loaded only where the kernels run;
+`sampling` is the specification.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+Exact noise uses `tl.log`, which compiles to the accurate logarithm that torch also uses. Computing
+exact noise and quotients for all tokens would dominate the runtime. They are computed only for
+tokens that come near the best one by approximate noise.
+
+This module does not postpone annotations, because Triton reads `tl.constexpr` from them.
 """
 
 import torch
@@ -22,17 +24,17 @@ from beamwright.attention.kernels import is_interpreted
 from beamwright.engine.filter_kernel import borders_of, in_order
 from beamwright.engine.noise import NOISE_BITS
 
-PIECE_TOKENS = 2048
+PIECE_TOKENS = 2048  # tokens of a piece
 _PIECE_WARPS = 4
 _MERGE_WARPS = 1
-# By how much an approximate score may be off, twice over: noise, and what a quotient is rounded by.
+# Twice the error bounds of an approximate score: absolute (noise) and relative (rounded quotient).
 _SLACK = tl.constexpr(1e-3)
 _ROUNDED = tl.constexpr(1e-5)
 
 
 @triton.jit
 def _mix(x):
-    """`sampling`'s hash of uint32."""
+    """Mix uint32 words as `noise._mix` does: the 32-bit finaliser of MurmurHash3."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return x ^ (x >> 16)
@@ -40,7 +42,10 @@ def _mix(x):
 
 @triton.jit
 def _uniform(keys, positions, row, token, SHIFT: tl.constexpr, STEP: tl.constexpr):
-    """Between 0 and 1, of one row's tokens, from the hash without its lowest SHIFT bits."""
+    """Return uniform numbers between 0 and 1 for tokens of a row.
+
+    They are made from the hash without its lowest SHIFT bits.
+    """
     position = tl.load(positions + row).to(tl.uint32) * 0x9E3779B1
     first = _mix(tl.load(keys + 2 * row).to(tl.uint32) ^ position)
     second = _mix(tl.load(keys + 2 * row + 1).to(tl.uint32) + first)
@@ -52,7 +57,10 @@ def _uniform(keys, positions, row, token, SHIFT: tl.constexpr, STEP: tl.constexp
 
 @triton.jit
 def _log(x, FAST: tl.constexpr):
-    """To within 2^-22 of log2, absolute near 1 and relative elsewhere, if FAST."""
+    """Return the logarithm of x.
+
+    If FAST, the error of log2 is below 2^-22: absolute near 1, relative elsewhere.
+    """
     if FAST:
         return libdevice.fast_log2f(x) * 0.6931471805599453
     else:
@@ -61,7 +69,10 @@ def _log(x, FAST: tl.constexpr):
 
 @triton.jit
 def _near_noise(uniform, FAST: tl.constexpr):
-    """`sampling.gumbel_noise` to within 1e-4: near 1, where logarithms are worst, a series."""
+    """Return `noise.gumbel_noise` to within 1e-4.
+
+    A series replaces the inner logarithm near 1, where fast logarithms are least accurate.
+    """
     rest = 1.0 - uniform
     series = rest * (1.0 + rest * (0.5 + rest * 0.33333334))
     return -_log(tl.where(rest < 0.0625, series, -_log(uniform, FAST)), FAST)
@@ -69,21 +80,21 @@ def _near_noise(uniform, FAST: tl.constexpr):
 
 @triton.jit
 def _first_best(scores, tokens, num_tokens):
-    """The lowest of the tokens with the largest score; some token of the row if all are NaN."""
+    """Return the largest score and the lowest token with it; any token if all are NaN."""
     best = tl.max(scores, axis=0)
     return best, tl.min(tl.where(scores == best, tokens, num_tokens - 1), axis=0)
 
 
-# Alignment of what is read one number at a time must not be a reason to compile again.
+# These tensors are read one number at a time, so their alignment must not cause a recompilation.
 @triton.jit(do_not_specialize_on_alignment=["keys", "positions", "greedy", "temperature"])
 def draw_pieces(
     logits, keys, positions, greedy, temperature, borders, lasts, piece_tokens, pieces, num_tokens,
     row_stride, TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and piece of TOKENS tokens.
+    """Find the best token of each piece: one program per row and piece of TOKENS tokens.
 
     borders, lasts: see `filter_kernel.borders_of`; None if no row filters.
-    piece_tokens [rows, pieces] int32: of the tokens that are left the one with the best score.
+    piece_tokens [rows, pieces] int32: the kept token with the best score.
     pieces [rows, pieces, 3] float32: its score, the largest logit, the sum of exponentials.
     """
     row = tl.program_id(0)
@@ -93,7 +104,7 @@ def draw_pieces(
     given = tl.load(logits + token, token < num_tokens, other=float("-inf"))
     logit = given.to(tl.float32)
     largest = tl.max(logit, axis=0)
-    # A piece of tokens without any probability adds none; a row of them has no distribution.
+    # A piece with only -inf logits adds 0 to the sum. A row of such pieces has no distribution.
     shift = tl.where(largest == float("-inf"), 0.0, largest)
     out = row * tl.num_programs(1) + piece
     tl.store(pieces + 3 * out + 1, largest)
@@ -113,7 +124,7 @@ def draw_pieces(
         if borders is not None:
             near = tl.where(left, near, float("-inf"))
         most = tl.max(near, axis=0)
-        slack = tl.minimum(tl.abs(most) * _ROUNDED, 1e30) + _SLACK  # of infinity something
+        slack = tl.minimum(tl.abs(most) * _ROUNDED, 1e30) + _SLACK  # finite even if `most` is not
         may_win = near >= most - slack
         if borders is not None:
             may_win &= left
@@ -135,7 +146,7 @@ def merge_pieces(
     logits, piece_tokens, pieces, tokens, logprobs, num_tokens, row_stride, num_pieces,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Tokens [rows] and their log-probabilities [rows]. One program per row."""
+    """Merge each row's pieces into its token and log-probability [rows]: one program per row."""
     row = tl.program_id(0)
     piece = tl.arange(0, PIECES)
     here = piece < num_pieces
@@ -160,12 +171,14 @@ def draw(
     temperature: Tensor,
     *filters: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Token ids [rows] and their log-probabilities [rows] under the untempered model.
+    """Return token ids [rows] and their log-probabilities [rows] under the untempered model.
 
-    logits [rows, tokens] of any float type, the tokens of a row side by side; keys [rows, 2] and
-    positions [rows] as in `Sampler.sample`; greedy [rows] and temperature [rows, 1] as in
-    `RowSampling`, and so top_k, top_p and min_p, if some row filters. NaN among a row's logits
-    makes its log-probability NaN.
+    NaN among a row's logits makes its log-probability NaN.
+
+    logits: [rows, tokens] of any float type; the tokens of a row are contiguous.
+    keys, positions: [rows, 2] and [rows], as in `Sampler.sample`.
+    greedy, temperature: [rows] and [rows, 1], as in `RowSampling`.
+    filters: top_k, top_p and min_p as in `RowSampling`, if some row filters; else nothing.
     """
     num_rows, num_tokens = logits.shape
     num_pieces = triton.cdiv(num_tokens, PIECE_TOKENS)

@@ -1,22 +1,25 @@
-"""Where top-k, top-p and min-p of a row end, in Triton, without a sort.
+"""Borders of top-k, top-p and min-p of each row, in Triton, without a sort.
 
-All three keep the first tokens of the order of `sampling.allow`: larger ones first, of equal ones
-the lower id. So what a row keeps is its border: the least value that is kept, and of the tokens
-that have it the last one. `draw_kernel` draws above it.
+All three filters keep the first tokens in the order of `sampling.allow`: larger logits first, and
+among equal ones the lower id. The kept tokens of a row are therefore given by a border: the
+smallest value that is kept, and the last kept id among tokens of that value. `draw_kernel` samples
+from the tokens above the border.
 
-The border is found by bisection on the bits of the logits, ordered as whole numbers: how many
-tokens reach a value (top-k), or how much mass (top-p). First among the largest of groups of 32
-tokens: k groups reach what at least k tokens reach. The few tokens from there on are collected,
-and searched. Where they are many (a flat row, a very large k) the whole row is. One program per row
-and piece finds the groups' largest, one per row the rest.
+Bisection finds the border on the bits of the logits, ordered as integers. It counts how many tokens
+reach a value (top-k), or how much mass reaches it (top-p). The first search is among the maxima of
+groups of 32 tokens: if k groups reach a value, at least k tokens do. The few tokens from that value
+on are collected and searched. If they are many (a flat row, a very large k), the whole row is
+searched. One program per row and piece finds the group maxima, and one program per row does the
+rest.
 
-Masses are whole numbers, 2^-40 of the likeliest token's, so their sums do not depend on an order,
-and a row's border follows from its logits alone. Top-p keeps a token if those before it have less
-mass than its share of all that top-k left (of all tokens, a sum in float32 of its pieces). The
-oracle adds up rounded probabilities instead: a border may differ where its sum lies within rounding
-of top-p, or a quotient within rounding of min-p, and nowhere else.
+Masses are integers, in units of 2^-40 of the most likely token's mass. Their sums do not depend on
+an order, so a row's border depends on its logits alone. Top-p keeps a token if the tokens before it
+have less mass than the share top_p of all mass that top-k kept (without top-k, of a float32 sum
+over the row's pieces). The oracle in `sampling` sums rounded probabilities instead. A border may
+differ from the oracle's only if a sum is within rounding of top-p, or a quotient within rounding of
+min-p.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+This module does not postpone annotations, because Triton reads `tl.constexpr` from them.
 """
 
 import torch
@@ -24,11 +27,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIECE_TOKENS = 2048
-GROUP_TOKENS = 32
-CHUNK_TOKENS = 1024
-ROOM = 4096  # tokens that are collected at most
-# Left alone, the assembler spills a few registers here to have three programs a multiprocessor.
+PIECE_TOKENS = 2048  # tokens of a program of `find_maxima`
+GROUP_TOKENS = 32  # tokens of a group, whose maximum is kept
+CHUNK_TOKENS = 1024  # tokens that `find_borders` reads at a time
+ROOM = 4096  # most tokens that are collected
+# The limit stops the assembler from spilling registers to fit three programs per multiprocessor.
 HOW = {"num_warps": 8} | ({} if torch.version.hip else {"maxnreg": 128})
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _ONE = tl.constexpr(float(1 << 40))
@@ -36,16 +39,17 @@ _ONE = tl.constexpr(float(1 << 40))
 
 @triton.jit
 def has_filters(row, greedy, top_k, top_p, min_p):
-    """Whether this row draws from fewer than all tokens."""
+    """Return whether this row samples from fewer than all tokens."""
     some = (tl.load(top_k + row) > 0) | (tl.load(top_p + row) < float("inf"))
     return (some | (tl.load(min_p + row) > 0)) & (tl.load(greedy + row) == 0)
 
 
 @triton.jit
 def in_order(logit, heat):
-    """What decides before ids do: logits by temperature, in which neighbours may become equal.
+    """Return the value by which tokens are ordered: the logit divided by the temperature.
 
-    Those of 16 bits never do, and stand for themselves.
+    Rounding may make two neighbours equal; then ids decide. 16-bit logits never become equal, so
+    they are compared undivided.
     """
     if logit.dtype.primitive_bitwidth > 16:
         return tl.div_rn(logit.to(tl.float32), heat)
@@ -55,36 +59,36 @@ def in_order(logit, heat):
 
 @triton.jit
 def _share(value, highest, heat):
-    """Of the likeliest token's probability."""
+    """Return a token's probability divided by the most likely token's."""
     return tl.exp2((value - highest) * (_LOG2_E / heat))
 
 
 @triton.jit
 def _key(value, UNUSED: tl.constexpr):
-    """A float's place in the order of all; UNUSED: so many bits no logit has."""
+    """Return a float's rank as an integer. UNUSED: low bits that this logit type lacks."""
     bits = value.to(tl.int32, bitcast=True).to(tl.int64) >> UNUSED
     return bits ^ ((bits >> 63) & (0x7FFFFFFF >> UNUSED))
 
 
 @triton.jit
 def _value(key, dtype: tl.constexpr, UNUSED: tl.constexpr):
-    """The logit of a key."""
+    """Return the logit of a key."""
     bits = (key ^ ((key >> 63) & (0x7FFFFFFF >> UNUSED))) << UNUSED
     return bits.to(tl.int32).to(tl.float32, bitcast=True).to(dtype)
 
 
 @triton.jit
 def _weight(logit, counts, highest, heat):
-    """1 if tokens are counted, else their mass."""
+    """Return 1 if tokens are counted, else the token's mass."""
     mass = (_share(logit.to(tl.float32), highest, heat) * _ONE).to(tl.int64)
     return tl.where(counts, 1, mass)
 
 
 @triton.jit
 def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
-    """How many of some logits are at or above `least`, or their mass."""
+    """Return the number of logits at or above `least`, or their mass."""
     found, border = tl.zeros([CHUNK], tl.int64), in_order(least, heat)
-    for start in tl.range(0, size, CHUNK, loop_unroll_factor=2):  # several loads under way
+    for start in tl.range(0, size, CHUNK, loop_unroll_factor=2):  # loads overlap
         place = start + tl.arange(0, CHUNK)
         logit = tl.load(values + place, place < size, other=float("-inf"))
         reaches = (place < size) & (in_order(logit, heat) >= border)
@@ -96,7 +100,7 @@ def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
 def _search(
     values, size, wanted, counts, lowest, highest, heat, UNUSED: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """The largest key that `wanted` of these logits reach (or their mass); `lowest` if none is."""
+    """Return the largest key that `wanted` of these logits (or mass) reach; `lowest` if none."""
     low, high = lowest, _key(highest, UNUSED)
     while low < high:
         middle = high - (high - low) // 2
@@ -110,7 +114,7 @@ def _search(
 
 @triton.jit
 def _appended(out, num, value, chosen, room):
-    """Behind `num` others, those that are chosen, as far as there is room; how many there are."""
+    """Append the chosen values after `num` others, up to `room`; return the number of all."""
     chosen = chosen.to(tl.int32)
     place = num + tl.cumsum(chosen, axis=0) - 1
     tl.store(out + place, value, (chosen != 0) & (place < room))
@@ -122,7 +126,10 @@ def _collected(
     logits, maxima, values, groups, ids, edge, heat, num_tokens, num_groups,
     GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The tokens from `edge` on, by ids; how many there are, if at most ROOM."""
+    """Collect the tokens from `edge` on, in order of id; return their number.
+
+    The number is above ROOM if they did not fit.
+    """
     num, least = 0, in_order(edge, heat)
     for start in range(0, num_groups, CHUNK):
         group = start + tl.arange(0, CHUNK)
@@ -149,7 +156,7 @@ def _collected(
 
 @triton.jit
 def _last_kept(values, size, border, wanted, highest, heat, CHUNK: tl.constexpr):
-    """The place of the last one at the border before which there is less mass than is wanted."""
+    """Return the place of the last token at `border` with less than `wanted` mass before it."""
     above = tl.zeros([CHUNK], tl.int64)
     for start in range(0, size, CHUNK):
         place = start + tl.arange(0, CHUNK)
@@ -174,10 +181,13 @@ def find_maxima(
     logits, greedy, temperature, top_k, top_p, min_p, maxima, masses, num_tokens, row_stride,
     maxima_stride, TOKENS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and piece of TOKENS tokens; rows without filters are left out.
+    """Find the maxima of groups: one program per row and piece of TOKENS tokens.
 
-    maxima [rows, groups]: the largest logit of each group. masses [rows, pieces, 2] float32: a
-    piece's largest logit, and its sum of shares of that token's probability.
+    Rows without filters are skipped.
+
+    maxima [rows, groups]: the largest logit of each group.
+    masses [rows, pieces, 2] float32: a piece's largest logit, and the sum of its tokens'
+    probabilities relative to the token with that logit.
     """
     row, piece = tl.program_id(0), tl.program_id(1)
     if has_filters(row, greedy, top_k, top_p, min_p):
@@ -200,9 +210,10 @@ def _border(
     logits, values, ids, total, highest, heat, top_k, top_p, num_tokens, num_groups,
     GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, UNUSED: tl.constexpr,
 ):  # fmt: skip
-    """What top-k and top-p leave, at least one of which a row has: from where on, and up to whom.
+    """Return the border of top-k and top-p of a row that has at least one of them.
 
-    total: the mass of all tokens.
+    The border is the smallest kept value, and the last kept id of that value. total: the mass of
+    all tokens.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     counts = top_k > 0
@@ -234,14 +245,14 @@ def _border(
 
 @triton.jit
 def _part(total, top_p):
-    """So much of a mass, and something."""
-    top_p = tl.minimum(top_p, 1.0)  # infinity: no row's to ask for
+    """Return the share `top_p` of a mass, at least 1."""
+    top_p = tl.minimum(top_p, 1.0)  # infinity means that top-p is off
     return tl.maximum((total.to(tl.float32) * top_p).to(tl.int64), 1)
 
 
 @triton.jit
 def _floor(min_p, highest, heat, UNUSED: tl.constexpr):
-    """The least key with so large a share of the likeliest token's probability."""
+    """Return the smallest key with at least `min_p` of the most likely token's probability."""
     low, high = _key(tl.cast(float("-inf"), tl.float32), UNUSED), _key(highest, UNUSED)
     while low < high:
         middle = low + (high - low) // 2
@@ -259,10 +270,11 @@ def find_borders(
     PIECES: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr,
     UNUSED: tl.constexpr,
 ):  # fmt: skip
-    """One program per row.
+    """Find the border of each row, with one program per row.
 
-    values, ids [rows, groups + ROOM]: groups' largest logits, and room for what is collected.
-    borders [rows] float32, `in_order`: of a row without filters minus infinity. lasts [rows].
+    values, ids [rows, groups + ROOM]: the groups' maxima, then space for collected tokens.
+    borders [rows] float32: border values as given by `in_order`; minus infinity without filters.
+    lasts [rows]: last kept id among tokens of the border value.
     """
     row = tl.program_id(0)
     border, last = tl.cast(float("-inf"), tl.float32), tl.cast(num_tokens, tl.int32)
@@ -291,16 +303,18 @@ def find_borders(
     tl.store(lasts + row, last)
 
 
-_UNUSED = {torch.bfloat16: 16, torch.float16: 13}  # bits of a float32 that they do not have
+_UNUSED = {torch.bfloat16: 16, torch.float16: 13}  # low float32 bits that these types lack
 
 
 def borders_of(
     logits: Tensor, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of rows, what they keep: `in_order` from the border [rows] on; of equal ones up to an id.
+    """Return the borders [rows] of rows, and the last kept ids [rows] of their border values.
 
-    logits [rows, tokens] of any float type, the tokens of a row side by side; greedy [rows] and the
-    others [rows, 1] as in `sampling.RowSampling`.
+    A row keeps tokens with `in_order` above its border, and tokens equal to it up to the last id.
+
+    logits: [rows, tokens] of any float type; the tokens of a row are contiguous.
+    greedy: [rows]. The other parameters are [rows, 1], as in `sampling.RowSampling`.
     """
     num_rows, num_tokens = logits.shape
     num_pieces = triton.cdiv(num_tokens, PIECE_TOKENS)

@@ -1,7 +1,8 @@
-"""How a step that reads no host state is run again and again: by calling it, or as a CUDA graph.
+"""Replay of a step that reads no host state: by plain calls, or as a CUDA graph.
 
-Knows nothing of what the step does. A captured step is the launches of one call with the addresses,
-strides and numbers of that call; whoever changes one of them says so by the key or the version.
+This module does not know what the step computes. A captured step consists of one call's kernel
+launches, with that call's addresses, strides and numbers. A caller that changes one of these must
+change the key or the version.
 """
 
 from __future__ import annotations
@@ -18,21 +19,26 @@ from beamwright.models.packed import Launches, Numbers, Replay
 from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
-_FIRST = -1  # decoding, which is short, before a prefill beside it: there are no more than two
+# Stream priority of decoding: its short steps go before a concurrent prefill (priority 0). No more
+# than these two run concurrently.
+_FIRST = -1
 
 
 class CudaGraphReplay(Replay):
     """A `Replay` that captures each step once.
 
-    The first run of a key is an ordinary one, which compiles kernels and makes library handles; the
-    second is captured. Graphs share one pool: a step leaves its results in tensors from outside,
-    so nothing in the pool outlives a replay, and replays follow one another on one stream. Two of
-    these share none: the verifier's run beside the generator's, and a pool whose graphs are all
-    gone cannot be captured into again, so that neither could let go of its own.
+    The first run of a key is a plain call, which compiles kernels and creates library handles. The
+    second run is captured. The graphs share one memory pool: a step leaves its results in tensors
+    outside the pool, so nothing in the pool outlives a replay, and replays follow one another on
+    one stream. Two instances do not share a pool. The verifier's replays run concurrently with the
+    generator's. Also, a pool whose graphs are all deleted cannot be captured into again, so neither
+    instance could free its graphs.
 
-    Where a capture fails, nothing is captured any more: steps run plainly, on the same stream.
-    on_failure: hears why. priority: of what is captured, as CUDA counts it: of kernels that wait
-    on several streams, those of the least number begin first.
+    If a capture fails, no later step is captured: steps run plainly, on the same stream.
+
+    on_failure: called with the reason of a failed capture.
+    priority: CUDA's stream priority of the captured kernels; of kernels that wait on several
+        streams, those with the lowest number start first.
     """
 
     is_plain = False
@@ -68,7 +74,7 @@ class CudaGraphReplay(Replay):
 
     @property
     def idle_bytes(self) -> int:
-        """What the graphs' pool holds."""
+        """Bytes that the graphs' pool holds."""
         if not self._graphs:
             return 0
         segments = torch.cuda.memory_snapshot(self._pool)
@@ -94,17 +100,17 @@ class CudaGraphReplay(Replay):
         self._pool = torch.cuda.graph_pool_handle()
 
     def _try_capture(self, key: Hashable, step: Launches) -> None:
-        """No graph if CUDA or torch refuses to capture the step; memory that is short is raised."""
+        """Capture the step; no graph if CUDA or torch refuses. Raise if memory is short."""
         current = torch.cuda.current_stream(self._device)
         try:
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on talking to CUDA meanwhile. None of the launches runs.
+            # "thread_local" lets other threads use CUDA meanwhile. Captured launches do not run.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
             ):
                 step()
         except Exception as error:
-            torch.cuda.set_stream(current)  # torch leaves its context half-way
+            torch.cuda.set_stream(current)  # after an error torch does not restore the stream
             torch.cuda.synchronize(self._device)
             if is_out_of_memory(error):
                 raise
@@ -116,11 +122,12 @@ class CudaGraphReplay(Replay):
 
 @cache
 def _capturing() -> Lock:
-    """Held by who captures in this process, and by who waits for all of a device.
+    """Return the process-wide lock for captures, and for waiting until a whole device is idle.
 
-    A thread may launch and allocate while another one captures: captures are `thread_local`. It may
-    not wait for the device, which a capture does before it begins: that would end the other's. So
-    captures are one after the other, and so is a step's first run, which loads what it launches.
+    Another thread may launch and allocate during a capture, because captures are `thread_local`. It
+    must not wait for the device: that would end the capture. A capture itself waits for the device
+    before it begins, so captures exclude one another. They also exclude a step's first run, which
+    loads kernels.
     """
     return Lock()
 
@@ -128,11 +135,13 @@ def _capturing() -> Lock:
 def make_replay(
     graphs: str, model: TreeModel, on_failure: Callable[[str], None], priority: int = _FIRST
 ) -> Replay | None:
-    """How `--graphs` runs steps with this model; None: as plain calls.
+    """Create the replay that `--graphs` asks for; None if steps run as plain calls.
 
-    on_failure: hears why steps cannot be captured after all. Layer-wise streaming waits for a
-    transfer inside a step; states that are moved by the host, row by row, are none of a step's
-    launches.
+    Layer-wise streaming is not captured, because it waits for a transfer inside a step. Recurrent
+    states that the host moves row by row are not captured either, because these moves are no
+    launches of the step.
+
+    on_failure: called with the reason if steps cannot be captured after all.
     """
     by_host = model.decoder.shape.states and not steps_in_place(model.decoder, model.store)
     if graphs == "off" or model.store.streams_layers or by_host:
@@ -144,7 +153,7 @@ def make_replay(
 
 
 def capture_passes(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> None:
-    """Have prefills of this model captured, too, where its steps would be."""
+    """Capture prefills of this model too, if its steps would be captured."""
     replay = make_replay(graphs, model, on_failure, priority=0)
     if replay is not None:
         model.capture(replay)

@@ -1,15 +1,16 @@
-"""The random streams: Gumbel noise keyed by (seed, lineage, position, token id); and fast draws.
+"""Random streams: Gumbel noise keyed by (seed, lineage, position, token id), and fast sampling.
 
-A token's noise is a hash of those four, so a node's tokens do not depend on the batch, and
-removing tokens from the vocabulary never shifts the draws of the others
+A token's noise is a hash of these four values. A node's tokens therefore do not depend on the
+batch, and removing tokens from the vocabulary never changes the noise of the others
 (docs/concepts/sameness.md).
 
-One row's token from a large vocabulary, on a CPU: Gumbel noise made of 23 bits is bounded both ways
-(`MOST_NOISE`, `LEAST_NOISE`): a token whose scaled logit lies further than their difference below
-the largest cannot be drawn, and no filter takes the largest away. Where that leaves too many, few
-of them have the noise that it takes to beat the best of the likeliest, or of those with the most
-noise. Token for token what `sampling` draws from the whole row. NumPy finds them faster than torch,
-and without threads of its own, so that several can draw.
+`RowDraw` samples one row's token from a large vocabulary on a CPU without computing all noise.
+Gumbel noise from 23 bits is bounded on both sides (`MOST_NOISE`, `LEAST_NOISE`). A token whose
+scaled logit is further than their difference below the largest one cannot be sampled, and no filter
+removes the largest. If too many tokens remain, few of them have enough noise to beat the best of
+the most likely tokens, or of the tokens with the most noise. The result equals sampling from the
+whole row, token for token. NumPy finds these tokens faster than torch, and without threads of its
+own, so that several threads can sample.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ NOISE_BITS = 23  # u + 0.5 is then exact in float32, so noise is always finite
 MOST_NOISE = -math.log(-math.log1p(-(2.0 ** -(NOISE_BITS + 1))))
 LEAST_NOISE = -math.log((NOISE_BITS + 1) * math.log(2))
 
-_ROUNDING = 1e-5  # of sums and quotients in float32, relative, and then some
-_FEW = 0.1  # of the tokens; beyond, whole rows are about as fast
-_FEWER = 0.01  # beyond, finding which they are takes longer than the hash of all
-_NEAR = 4.0  # below the largest logit, scaled
-_TRIED_FIRST = 256  # tokens, those with the most noise
+_ROUNDING = 1e-5  # bound on the relative rounding error of float32 sums and quotients
+_FEW = 0.1  # share of the tokens above which computing the whole row is about as fast
+_FEWER = 0.01  # share above which selecting the tokens takes longer than hashing all of them
+_NEAR = 4.0  # distance of scaled logits below the largest one that counts as likely
+_TRIED_FIRST = 256  # tokens with the most noise that are tried first if many are likely
 
 HashWords: TypeAlias = npt.NDArray[np.uint32]
-"""A word for each token [tokens]: the upper `NOISE_BITS` of each make its noise."""
+"""A hash word per token [tokens]; its upper `NOISE_BITS` bits make the token's noise."""
 Logits: TypeAlias = npt.NDArray[np.float32]
 TokenIds: TypeAlias = npt.NDArray[np.int64]
-"""Ascending."""
+"""Token ids in ascending order."""
 
 
 def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:
-    """Two signed 32-bit keys of one node's random stream.
+    """Return the two signed 32-bit keys of a node's random stream.
 
-    purpose: a tag for streams beside the tree's own (rollouts, revisions).
+    purpose: a tag for streams in addition to the tree's own (rollouts, revisions).
     """
     text = "\x1f".join([str(seed), purpose, *[f"{type(x).__name__}:{x}" for x in lineage]])
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -57,24 +58,26 @@ def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, in
 
 
 def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """[rows, 2] int32 of several nodes' keys."""
+    """Return several nodes' keys as an int32 tensor [rows, 2]."""
     return torch.tensor(list(keys), dtype=torch.int32, device=device)
 
 
 def spread_tokens(token_ids: torch.Tensor) -> torch.Tensor:
-    """Token ids [tokens] as well-mixed int32, once per vocabulary."""
+    """Return token ids [tokens] as well-mixed int32; computed once per vocabulary."""
     return _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
 
 
 def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise [rows, tokens] in float32.
+    """Return standard Gumbel noise [rows, tokens] in float32.
 
-    keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; spread: `spread_tokens`.
+    keys: [rows, 2] int32 from `lineage_key`.
+    positions: [rows].
+    spread: result of `spread_tokens`.
     """
     first, second = row_words(keys, positions)
-    # Two multiply rounds with a key before each. Rows and tokens come in mixed already, and only
-    # the high bits are used, so a third xor-shift would change nothing that can be seen. In place:
-    # this is [rows, vocabulary], and runs once per token.
+    # Two rounds of multiplication, each with a key before it. Rows and tokens are mixed already,
+    # and only the high bits are used, so a third xor-shift would have no visible effect. In place,
+    # because x is [rows, vocabulary] and this runs once per token.
     x = spread ^ first.unsqueeze(1)
     x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second.unsqueeze(1))
     x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
@@ -82,29 +85,35 @@ def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tens
 
 
 def row_words(keys: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What two rounds of a row's hash start with [rows], int32."""
+    """Return the two words [rows], int32, with which the two rounds of a row's hash start."""
     first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
     return first, _mix(keys[:, 1] + first)
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
-    """Noise of `NOISE_BITS` bits each, whole numbers in float32; in place."""
+    """Turn random bits into Gumbel noise, in place.
+
+    bits: whole numbers of `NOISE_BITS` bits in float32.
+    """
     return bits.add_(0.5).mul_(2.0**-NOISE_BITS).log_().neg_().log_().neg_()
 
 
 def half_spread(spread: torch.Tensor) -> HashWords:
-    """`spread_tokens` after the first xor-shift, which is linear: a row's word may come later."""
+    """Return `spread_tokens` after the first xor-shift.
+
+    The shift is linear over xor, so a row's word can be combined later.
+    """
     words: HashWords = spread.numpy().view(np.uint32)
     return words ^ (words >> np.uint32(16))
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int32 (the tensor type has only the arithmetic one)."""
+    """Return the logical right shift of int32; torch has only the arithmetic one."""
     return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The 32-bit finaliser of MurmurHash3; int32 multiplication wraps."""
+    """Apply the 32-bit finaliser of MurmurHash3; int32 multiplication wraps."""
     x = (x ^ _shift(x, 16)) * -2048144789
     x = (x ^ _shift(x, 13)) * -1028477387
     return x ^ _shift(x, 16)
@@ -115,10 +124,10 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class RowDraw:
-    """One row's draw from logits [tokens].
+    """Sampling of one row's token from logits [tokens].
 
-    words: its `row_words`. half: `half_spread`. Filters that it does not use: top_k 0, top_p
-    infinity, min_p 0.
+    words: the row's `row_words`. half: the `half_spread` of the vocabulary.
+    top_k, top_p, min_p: the filters; 0, infinity and 0 turn them off.
     """
 
     logits: Logits
@@ -130,7 +139,7 @@ class RowDraw:
     min_p: float
 
     def token(self) -> int | None:
-        """The token drawn, or None: ask the whole row."""
+        """Return the sampled token; None if the whole row must be computed."""
         if not math.isfinite(self._highest):
             return None
         filters = self.top_k or self.top_p < math.inf or self.min_p
@@ -145,7 +154,7 @@ class RowDraw:
         return None if filters else self._loudest(few)
 
     def _scaled(self, tokens: Any) -> Any:
-        """Logits of some tokens by temperature."""
+        """Return the logits of some tokens divided by the temperature."""
         with np.errstate(over="ignore"):
             return self.logits[tokens] / np.float32(self.temperature)
 
@@ -158,7 +167,7 @@ class RowDraw:
         return torch.from_numpy(self._scaled(slice(None)))
 
     def _hashed(self, tokens: TokenIds | None = None) -> HashWords:
-        """The hash in `gumbel_noise`, of these tokens, or of all; without the logarithms."""
+        """Return hash words as in `gumbel_noise`, before the logarithms. tokens: None for all."""
         first, second = (np.uint32(word & 0xFFFFFFFF) for word in self.words)
         half = self.half if tokens is None else self.half[tokens]
         x: HashWords = half ^ (first ^ (first >> 16))
@@ -169,16 +178,22 @@ class RowDraw:
         return x
 
     def _within(self, distance: float, most: int) -> TokenIds | None:
-        """All tokens so far below the largest, or little further, if they are at most so many."""
+        """Return all tokens within `distance` of the largest; None if more than `most`.
+
+        Rounding may add tokens that are slightly further away.
+        """
         least = _below(self._highest, distance) * float(np.float32(self.temperature))
         return _few_of(self.logits >= np.float32(least), most)
 
     def _in_top(self, scaled: torch.Tensor) -> torch.Tensor:
-        """Which of these top-k leaves."""
+        """Return a mask of the logits that top-k keeps."""
         return scaled >= scaled.topk(min(self.top_k, len(scaled))).values[-1]
 
     def _best(self, tokens: TokenIds, hashed: HashWords | None = None) -> tuple[int, float]:
-        """The token that wins among these, and its noisy logit. hashed: of all, if known."""
+        """Return the winning token among `tokens`, and its noisy logit.
+
+        hashed: hash words of all tokens, if already computed.
+        """
         words = self._hashed(tokens) if hashed is None else hashed[tokens]
         noise = _gumbel(torch.from_numpy((words >> (32 - NOISE_BITS)).astype(np.float32)))
         noisy = noise.numpy() + self._scaled(tokens)
@@ -186,7 +201,7 @@ class RowDraw:
         return int(tokens[place]), float(noisy[place])
 
     def _loudest(self, few: int) -> int | None:
-        """The token drawn, found among those with the most noise; None if it takes most of them."""
+        """Return the sampled token, found by its noise; None if too many tokens have enough."""
         hashed, first = self._hashed(), 1.0
         tried, distance = self._within(_NEAR, few), _NEAR
         if tried is None:
@@ -195,7 +210,7 @@ class RowDraw:
         if not len(tried):
             return None
         best = self._best(tried, hashed)
-        # Whoever beats it has more noise than its lead over the largest logit of the others.
+        # A token that beats `best` needs noise above the lead of `best` over the other logits.
         lead = _below(best[1], self._highest + _ROUNDING * abs(self._highest) - distance)
         needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
         if 1 - needed > _FEW:
@@ -206,7 +221,7 @@ class RowDraw:
         return best[0]
 
     def _filtered(self, tokens: TokenIds) -> TokenIds:
-        """The tokens that top-k, top-p and min-p leave, in that order."""
+        """Return the tokens that top-k, top-p and min-p keep, applied in this order."""
         scaled, all_of_top_k = torch.from_numpy(self._scaled(tokens)), False
         if 0 < self.top_k <= len(tokens):
             kept, all_of_top_k = self._in_top(scaled), True
@@ -227,16 +242,16 @@ class RowDraw:
 
 
 def _below(highest: float, distance: float) -> float:
-    """So far below, and as much further as rounding may hide."""
+    """Return `highest - distance`, lowered by the largest possible rounding error."""
     return highest - distance - _ROUNDING * (2 * abs(highest) + abs(distance) + 1)
 
 
 def _few_of(chosen: npt.NDArray[np.bool_], most: int) -> TokenIds | None:
-    """Those that are chosen, unless they are more than `most`."""
+    """Return the indices of the chosen tokens; None if there are more than `most`."""
     return np.flatnonzero(chosen) if np.count_nonzero(chosen) <= most else None
 
 
 def _at_least(uniform: float, hashed: HashWords) -> TokenIds:
-    """Tokens whose uniform number is at least so large, give or take a few steps of it."""
+    """Return tokens with a uniform number of at least `uniform`, minus a few steps for rounding."""
     step = max(int(uniform * 2**NOISE_BITS) - 4, 0)
     return np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS)))

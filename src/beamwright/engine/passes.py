@@ -1,12 +1,13 @@
-"""Passes over the tokens that rows of a batch get next: one of each, and those that drafts foresaw.
+"""Passes with drafts: each pass computes one token of every row and the drafted tokens after it.
 
-A draft is computed as a row of the same pass, behind the row's last token: it sees what it would
-see, and its logits have the bits that they would have. The token that a row draws at a position
-does not depend on when it is drawn (`noise`), so it is the draft or it is not; what stands behind
-the first that is not is dropped.
+A drafted token is computed as one more row of the same pass, after the row's last token. It sees
+what it would see in a pass of its own, and its logits are bitwise equal. The token that a row
+samples at a position does not depend on the pass (`noise`). So a drafted token is accepted if it
+equals the sampled token, and everything after the first rejected one is dropped.
 
-The host looks at every pass, and rows that are done leave at once: a plain path beside the captured
-one of `tensor_rows`, which is the specification. Knows no text: who drafts says what is tried.
+The host reads the tokens of every pass, and rows that are done leave at once. The captured passes
+of `tensor_rows`, with one token per row, are the specification. This module knows no text: `drafts`
+proposes the tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from beamwright.models.tree_model import TreeModel
 
 
 def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
-    """What keeps a model to one token of every row in a pass; None where nothing does.
+    """Return why this model's passes are limited to one token per row; None if they are not.
 
-    A view has to say that it can. Kernels, layers that are streamed and sparse decoding cannot:
-    their work lists, transfers and selections are of one token of every row.
+    An attention view must support several tokens per row (`spreads`). Kernels, layer-wise streaming
+    and sparse decoding do not: their work lists, transfers and selections assume one token per row.
     """
     if model.decoder.shape.states:
         return "needs layers whose KV can be dropped, not recurrent ones"
@@ -45,7 +46,10 @@ def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
 
 @dataclass
 class DraftPasses:
-    """Runs an iteration of the rows of a session with drafts. keeps_states: see `TensorRows`."""
+    """Runs iterations of a session's rows with drafts.
+
+    keeps_states: keep the hidden states that tokens are sampled from, see `TensorRows`.
+    """
 
     decoder: Decoder
     session: DecodeSession
@@ -62,9 +66,9 @@ class DraftPasses:
         enough: int,
         drafts: Drafts,
     ) -> Ran:
-        """Passes until a row has got `max_tokens`, or `enough` of those that count are done.
+        """Run passes until a row has got `max_tokens` tokens, or `enough` awaited rows are done.
 
-        keys, sampling: of each place.
+        places: each row's place in the batch. keys, sampling: random keys and settings by place.
         """
         counting, left = awaited([*places]), dict.fromkeys(places, max_tokens)
         num_passes = num_rows = 0
@@ -83,7 +87,7 @@ class DraftPasses:
         return Ran(num_passes, num_rows)
 
     def _draw(self, one: _Pass, hidden: Tensor, keys: Tensor, sampling: RowSampling) -> None:
-        """What each token of a pass leads to."""
+        """Sample the token that follows each token of the pass, with its statistics."""
         index, positions = torch.tensor([one.rows, one.positions], device=hidden.device)
         drawn_at = (positions + 1).clamp_(max=self.decoder.shape.context - 1)
         logits, how = self.decoder.logits(hidden), sampling.picked(index)
@@ -97,7 +101,7 @@ class DraftPasses:
             one.top = [list(zip(*pair, strict=True)) for pair in zip(ids, top, strict=True)]
 
     def _accept(self, one: _Pass, row: Row, hidden: Tensor) -> int:
-        """Give a row what it has drawn; returns how many of its tokens are forwarded now."""
+        """Append a row's sampled tokens; return the number of its tokens that are forwarded."""
         draft, first, drawn, used = one.drafts[row], one.first[row], list[int](), 1
         while row.stop is None and used > len(drawn):
             drawn.append(one.tokens[first + len(drawn)])
@@ -110,7 +114,7 @@ class DraftPasses:
         row.add(drawn, {name: values[first:end] for name, values in one.values.items()})
         if count := row.decoding.sampling.top_logprobs:
             row.top += [tuple(top[:count]) for top in one.top[first:end]]
-        if used > len(drawn) and row.error is None:  # its last token, which has stopped it
+        if used > len(drawn) and row.error is None:  # the token that stopped the row is forwarded
             row.hidden = hidden[first + used - 1 : first + used].clone()
         row.node.usage["drafted"] += len(draft)
         row.node.usage["draft_accepted"] += used - 1
@@ -118,11 +122,12 @@ class DraftPasses:
 
 
 class _Pass:
-    """One token of every row, and its drafts behind it.
+    """The tokens of one pass: each row's last token, followed by its drafted tokens.
 
-    computed, written: as `DecodeSession.forward_some` wants them. rows, positions: of each token,
-    its place in the batch and its position. first: of each row, which of these is its own token.
-    tokens, values, top: what each token leads to, once that is known.
+    computed, written: arguments of `DecodeSession.forward_some`.
+    rows, positions: for each token, its row's place in the batch and its position.
+    first: for each row, the index of its own token in the pass.
+    tokens, values, top: results for each token, set after sampling.
     """
 
     tokens: list[int]

@@ -1,8 +1,9 @@
-"""How each row of a batch draws its tokens, and what is kept of the distributions they came from.
+"""Sampling of each row's tokens, and statistics of the distributions that they are sampled from.
 
-Gumbel-max over the streams of `noise`; rows of one batch may differ in everything. What a step
-reads is in tensors that are never moved, so that a captured step can be replayed. Statistics and
-the likeliest tokens are computed apart from sampling, so that nobody's tokens depend on them.
+Sampling is Gumbel-max over the random streams of `noise`. The rows of a batch may differ in all
+settings. A step reads its settings from tensors at fixed addresses, so that a captured step can be
+replayed. Statistics and the most likely tokens are computed apart from sampling, so that no sampled
+token depends on them.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ from beamwright.kv.streams import sent
 from beamwright.models.decoder import in_tiles
 from beamwright.sections import SamplingSettings
 
-MOST_LIKELIEST = 20  # of one token; who asks for fewer gets the first of them
-_LIKELIEST = 20
-_LARGE_VOCAB = 16384
-_ROWS_OF_THREAD = 2  # at least, of a large vocabulary
-_AT_A_TIME = 16  # rows: their keys are twice as long as logits in float32
+MOST_LIKELIEST = 20  # most likely tokens that are kept per position; requests may take fewer
+_LIKELIEST = 20  # tokens in DeepConf's confidence
+_LARGE_VOCAB = 16384  # tokens from which a CPU samples row by row
+_ROWS_OF_THREAD = 2  # fewest rows per thread
+_AT_A_TIME = 16  # rows ranked at a time, because int64 keys take twice the memory of the logits
 
 
 # --- parameters -----------------------------------------------------------------------------------
 
 
 class Ways(NamedTuple):
-    """What at least one row does; what nobody does is not computed.
+    """The parts of sampling that at least one row needs. Other parts are not computed.
 
-    likeliest: how many tokens top-k has to rank for the row that asks for most, 0 for none. closes:
-    what is drawn may not stand (`endings`).
+    draws: some row samples. is_greedy: some row takes its most likely token.
+    likeliest: number of tokens that top-k must rank for the largest k; 0 for none.
+    top_p, min_p: some row uses this filter.
+    closes: forced tokens may replace sampled ones (`endings`).
     """
 
     draws: bool
@@ -59,14 +62,14 @@ class Ways(NamedTuple):
 
     @property
     def filters(self) -> bool:
-        """Some row draws from fewer than all tokens."""
+        """True if some row samples from fewer than all tokens."""
         return bool(self.likeliest or self.top_p or self.min_p)
 
 
 class RowSampling:
-    """Parameters of each row: `greedy` [rows], the others [rows, 1].
+    """Sampling parameters of each row: `greedy` [rows], the others [rows, 1].
 
-    A filter that a row does not use has a value that leaves all its tokens in, to the last bit.
+    A filter that a row does not use has a value that keeps all tokens, and changes no bit.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
@@ -79,7 +82,7 @@ class RowSampling:
 
     @classmethod
     def of(cls, rows: Sequence[SamplingSettings], device: torch.device) -> RowSampling:
-        """Of rows with these settings."""
+        """Create the parameters of rows with these settings."""
         made = cls(len(rows), device)
         made.load(rows, [False] * len(rows))
         return made
@@ -90,9 +93,10 @@ class RowSampling:
         greedy: Sequence[bool],
         closings: Sequence[Closing | None] = (),
     ) -> None:
-        """Go on with these settings. greedy: the likeliest tokens are taken whatever they say.
+        """Load the settings of all rows.
 
-        closings: how each row's thought has to end.
+        greedy: True for rows that take the most likely token regardless of their settings.
+        closings: how each row's thought must end.
         """
         self.closings.load(closings)
         likeliest = [g or row.temperature == 0 for row, g in zip(rows, greedy, strict=True)]
@@ -101,7 +105,7 @@ class RowSampling:
         self.ways = Ways(
             draws=bool(drawing),
             is_greedy=any(likeliest),
-            # Of all numbers a few, so that a step is captured a few times at most.
+            # Rounded up to a power of two, so that few different steps are captured.
             likeliest=1 << (top_k - 1).bit_length() if top_k else 0,
             top_p=any(row.top_p < 1.0 for row in drawing),
             min_p=any(row.min_p is not None for row in drawing),
@@ -109,7 +113,7 @@ class RowSampling:
         )
         numbers = [
             [row.temperature or 1.0 for row in rows],
-            # Sums of probabilities may come out above 1.
+            # Infinity, because rounded sums of probabilities may exceed 1.
             [row.top_p if row.top_p < 1.0 else torch.inf for row in rows],
             [row.min_p or 0.0 for row in rows],
         ]
@@ -119,7 +123,7 @@ class RowSampling:
         self._numbers.copy_(sent(numbers, device).unsqueeze(2))
 
     def picked(self, rows: Tensor) -> RowSampling:
-        """Of these rows, each any number of times."""
+        """Return the parameters of the rows with the indices `rows`, which may repeat."""
         made = copy(self)
         made.greedy, made.top_k = self.greedy[rows], self.top_k[rows]
         made._numbers = self._numbers[:, rows]
@@ -129,7 +133,7 @@ class RowSampling:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a draw reads, the rows first."""
+        """The tensors that sampling reads, with rows as their first dimension."""
         return self.greedy, self.temperature, self.top_k, self.top_p, self.min_p
 
 
@@ -137,30 +141,34 @@ class RowSampling:
 
 
 def entropy(logprobs: Tensor) -> Tensor:
-    """Entropy in nats [rows] of distributions [rows, tokens]; tokens of probability 0 add none."""
+    """Return the entropy in nats [rows] of log-probabilities [rows, tokens].
+
+    Tokens of probability 0 add nothing.
+    """
     terms: Tensor = torch.special.entr(logprobs.exp())
     return terms.sum(-1)
 
 
 def confidence(logprobs: Tensor) -> Tensor:
-    """DeepConf's token confidence [rows] of distributions [rows, tokens].
+    """Return DeepConf's token confidence [rows] of log-probabilities [rows, tokens].
 
-    The negative mean log-probability of the likeliest tokens, 20 as in the published code: the
-    surer the model is of one, the less likely are the others. At least the log of their number.
+    It is the negative mean log-probability of the most likely tokens (20, as in the published
+    code). The surer the model is of one token, the less likely are the others. It is at least the
+    logarithm of the number of these tokens.
     """
     return -logprobs.topk(min(_LIKELIEST, logprobs.shape[-1]), dim=-1).values.mean(-1)
 
 
 TOKEN_STATS: dict[str, Callable[[Tensor], Tensor]] = {"entropy": entropy, "confidence": confidence}
-"""What can be kept of every token's distribution: from log-probabilities [rows, tokens] to [rows].
-"""
+"""Statistics by name: functions from log-probabilities [rows, tokens] to values [rows]."""
 
 
 def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Ids and log-probabilities [rows, MOST_LIKELIEST] of the likeliest tokens, in their order.
+    """Return ids and log-probabilities [rows, MOST_LIKELIEST] of the most likely tokens, in order.
 
-    logits: [rows, vocab], untempered and unfiltered; ids at or above num_tokens are none. Of equal
-    ones the lower id comes first. As many as there are, where those are fewer.
+    Among equally likely tokens the lower id comes first. Smaller vocabularies give fewer columns.
+
+    logits: [rows, vocab], untempered and unfiltered; ids from `num_tokens` on are left out.
     """
     parts = [_likeliest(part[:, :num_tokens]) for part in logits.split(_AT_A_TIME)]
     ids, logprobs = zip(*parts, strict=True)
@@ -169,7 +177,8 @@ def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
 
 def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = logits.float().log_softmax(-1)
-    # None is above 0, so the bits of their magnitudes are in their order; no two keys are equal.
+    # Log-probabilities are at most 0, so the bits of their magnitudes, read as integers, rise as
+    # the values fall. The token id in the lower half makes all keys distinct.
     keys = logprobs.abs().view(torch.int32).long() << 32
     keys |= torch.arange(keys.shape[1], device=keys.device)
     first = keys.topk(min(MOST_LIKELIEST, keys.shape[1]), dim=-1, largest=False).values
@@ -178,7 +187,10 @@ def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wide(logits: Tensor) -> Logits:
-    """Logits in float32, made without torch's threads where they are bfloat16: its upper half."""
+    """Return logits as a float32 array.
+
+    A bfloat16 is the upper half of a float32, so the conversion needs none of torch's threads.
+    """
     if logits.dtype != torch.bfloat16:
         return logits.float().numpy()
     bits = logits.view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
@@ -186,20 +198,21 @@ def _wide(logits: Tensor) -> Logits:
     return bits.view(np.float32)
 
 
-# --- drawing --------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 class Sampler:
-    """Draws one token per row.
+    """Sampler of one token per row.
 
-    num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
-    token_stats: what `stats` computes, of `TOKEN_STATS`. tile_rows: see `models.decoder.Decoder`.
-    captured: the host must read nothing on the way. fused: kernels draw (`draw_kernel`; see
-    `draws_in_kernel`).
+    num_tokens: ids from this number on are never sampled (rows of the LM head without a token).
+    token_stats: names of the statistics, from `TOKEN_STATS`, that `stats` computes.
+    tile_rows: see `models.decoder.Decoder`.
+    captured: True if steps are captured, so the host must read nothing during a step.
+    fused: True if kernels sample (`draw_kernel`; see `draws_in_kernel`).
 
-    Rows of a large vocabulary are drawn one at a time on a CPU, so that one stays in the cache, and
-    only from the tokens that can win, in as many threads as torch has. The bits are those of all
-    rows at once.
+    On a CPU, rows of a large vocabulary are sampled one at a time, so that a row stays in the
+    cache. Only the tokens that can win are computed, in as many threads as torch has. The result is
+    bitwise equal to sampling all rows at once.
 
     Raises:
         KeyError: if a statistic is not in the table.
@@ -236,10 +249,13 @@ class Sampler:
         how: RowSampling,
         unread: Collection[int] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Token ids [rows] and their log-probabilities [rows] under the untempered model.
+        """Return token ids [rows] and their log-probabilities [rows] under the untempered model.
 
-        logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
-        unread: rows whose token nobody reads; where rows are drawn one by one it is token 0.
+        logits: [rows, vocab].
+        keys: [rows, 2].
+        positions: [rows], the positions of the sampled tokens.
+        how: the rows' parameters.
+        unread: rows whose token is not needed; sampling row by row returns token 0 for them.
         """
         rows = (known := logits[:, : self.num_tokens], keys, positions, *how.tensors)
         if self._by_row:
@@ -264,10 +280,10 @@ class Sampler:
         def draw(share: Sequence[int]) -> list[tuple[int, float] | None]:
             return [self._draw_alone(logits[row], words[row], *numbers[row]) for row in share]
 
-        # Top-p adds up whole rows, for which torch takes all threads.
+        # Top-p sums whole rows, and torch uses all threads for that.
         threads = 1 if ways.top_p else min(torch.get_num_threads(), len(read) // _ROWS_OF_THREAD)
         if threads > 1:
-            # A task per thread: one per row costs 4 % of a small model's pass.
+            # One task per thread, because one per row would cost 4 % of a small model's pass.
             shares = [read[first::threads] for first in range(threads)]
             with ThreadPoolExecutor(threads) as pool:
                 found = [*chain(*zip_longest(*pool.map(draw, shares)))]
@@ -287,7 +303,7 @@ class Sampler:
     def _draw_alone(
         self, logits: Tensor, words: tuple[int, int], is_greedy: bool, *way: Any
     ) -> tuple[int, float] | None:
-        """A row's token and its log-probability; None: ask the whole row."""
+        """Return a row's token and its log-probability; None if the whole row must be computed."""
         mine = _wide(logits)
         token: int | None = int(mine.argmax())
         if not is_greedy:
@@ -320,7 +336,7 @@ class Sampler:
         return chosen, logprobs
 
     def stats(self, logits: Tensor) -> dict[str, Tensor]:
-        """What was asked for of the untempered, unfiltered distribution: by name, [rows].
+        """Return the requested statistics [rows] of the untempered, unfiltered distribution.
 
         logits: [rows, vocab].
         """
@@ -336,9 +352,9 @@ class Sampler:
 
 
 def allow(scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits [rows, tokens], -inf where top-k, top-p or min-p leaves a token out, in that order.
+    """Return logits [rows, tokens] with -inf for tokens that top-k, top-p or min-p removes.
 
-    top_k: [rows, 1], as the others; 0 for all tokens.
+    The filters are applied in this order. Parameters are [rows, 1]; top_k 0 keeps all tokens.
     """
     if ways.likeliest:
         ranked = scaled.topk(min(ways.likeliest, scaled.shape[1]), dim=-1).values
@@ -358,9 +374,9 @@ def allow(scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tenso
 
 
 def draws_in_kernel(device: torch.device, attention: str) -> bool:
-    """Whether a `Sampler` beside this attention is `fused`: on CUDA, if Triton is there.
+    """Return True if a `Sampler` next to this attention is `fused`: on CUDA with Triton.
 
-    attention: a backend's name; `reference` is for those who want no kernels.
+    attention: name of the attention backend; `reference` excludes kernels.
     """
     if device.type != "cuda" or attention == "reference":
         return False

@@ -1,6 +1,7 @@
-"""Start-up self-test of sameness, layer 1: do a row's bits depend on the batch it is in?
+"""Self-test at start-up (sameness, layer 1): do a row's bits depend on the rest of its batch?
 
-Probed on the machine at hand, because another CPU or another matrix library may differ.
+It runs on the machine at hand, because another CPU or another matrix library may behave
+differently.
 """
 
 from __future__ import annotations
@@ -24,31 +25,33 @@ from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import give_back
 from beamwright.sections import SamplingSettings
 
-_STEPS, _PROMPT = 2, 14
-_DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails get longer
-LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
-_KV_TOKENS = 8192
+_STEPS, _PROMPT = 2, 14  # tokens decoded in the test, and tokens of the prompt
+_DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before, for tails of several lengths
+LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, the test's tokens
+_KV_TOKENS = 8192  # size of the test's KV memory
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
-_FEW_SIZES = (*[1] * 8, *[2] * 8, *[4] * 4, 64, 160)  # of them those that batches may have
-_FIXED_SIZES = (1, 2, 8, 16)
-# Where batches are parted. Whole ones are larger than the 8 rows that all but 1 to 4 are padded to;
-# on a card libraries choose kernels by size, up to that of a tile and beyond.
+_FEW_SIZES = (*[1] * 8, *[2] * 8, *[4] * 4, 64, 160)  # sizes below `least_rows` are left out
+_FIXED_SIZES = (1, 2, 8, 16)  # for products with one order of summation by construction
+# Bounds at which rows are split into smaller batches. The whole batch is larger than 8 rows, to
+# which batches above 4 rows are padded. On a GPU, libraries choose kernels by size, up to the size
+# of a tile and beyond.
 _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
-_FIXED = (0, 1, 5)  # where no library chooses
+_FIXED = (0, 1, 5)  # if no library chooses kernels
 
 
 def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
-    """What models have in common for which one self-test answers: they run the same code."""
+    """Return a key that is equal for models that run the same code: one test covers them."""
     return *decoder.kind, type(backend), backend.name
 
 
 def settle_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
-    """True if batches of these decoders, which are of one `kind`, are exact.
+    """Return True if batches of these decoders are exact, and set their `least_rows`.
 
-    One to four rows are then padded to 2 or 4 if they are exact with that, too: a product of 8 rows
-    takes 1.4 times as long as one of 2; and a single row not even to 2 where all products say so.
-    On a CPU: elsewhere libraries choose kernels by the rows. Not with recurrent layers, whose gates
-    are numbers per row: fewer than a vector of them are rounded otherwise, in the odd token alone.
+    The decoders must be of one `kind`. On a CPU, one to four rows are padded only to 2 or 4 rows if
+    that is exact too, because a product of 8 rows takes 1.4 times as long as one of 2. A single row
+    is not padded at all if all products allow it. On other devices libraries choose kernels by the
+    number of rows. Recurrent layers are excluded: their gates are numbers per row, and fewer than a
+    vector of them are rounded differently, in rare tokens only.
     """
     first, choices = decoders[0], [ROW_MULTIPLE]
     few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
@@ -66,15 +69,16 @@ def settle_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
 
 @torch.inference_mode()
 def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
-    """True if rows computed in one batch equal, bit for bit, the same rows in smaller batches.
+    """Return True if rows in one batch are bitwise equal to the same rows in smaller batches.
 
-    Runs the decoder's first layer of each kind in batches of up to 256 rows, and with attention and
-    LM head as a search does, in batches of some dozen rows that have decoded differently many
-    tokens; fewer where an interpreter runs kernels, or sums have one order by construction. On the
-    device and with the attention that it has. False where the device has no memory left to try.
+    It runs the decoder's first layer of each kind in batches of up to 256 rows. It also runs
+    attention and the LM head as a search does, in batches of some dozen rows with different numbers
+    of decoded tokens. Batches are smaller if an interpreter runs the kernels, or if sums have one
+    order by construction. It uses the decoder's own device and attention. It returns False if the
+    device has no memory left for the test.
 
     Raises:
-        InputError: if the context is shorter than the few tokens that this takes.
+        InputError: if the context is shorter than the few tokens that the test needs.
     """
     if decoder.shape.context < LEAST_CONTEXT:
         raise InputError(
@@ -90,7 +94,8 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         sizes = [size for size in _FEW_SIZES if size >= first.least_rows]
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
-        # A recurrent layer reads prompts row by row, and what it does has no size of attention's.
+        # Few rows for recurrent layers: they read prompts row by row, and do not depend on the
+        # sizes that attention has.
         few = backend.name in KERNEL_BACKENDS or decoder.shape.states
         bounds = _FIXED if decoder.is_fixed else _INTERPRETED if few else _ON_CPU
     try:
@@ -103,7 +108,10 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
 
 
 def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> Tensor:
-    """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
+    """Return hidden states [rows, hidden] of rows that attend only to themselves.
+
+    batches: the sizes of the batches in which the rows are computed.
+    """
     generator, num_rows = torch.Generator().manual_seed(0), sum(batches)
     tokens = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
     places = torch.arange(num_rows) % decoder.shape.context
@@ -113,7 +121,7 @@ def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> Tensor:
 
 
 class _OwnTokenOnly(AttentionView):
-    """A view in which a token sees nothing but itself, sinks neither."""
+    """A view in which a token attends to itself only, without sinks."""
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor, sinks: Any = None) -> Tensor:
         value = key_value[:, 1]
@@ -121,7 +129,7 @@ class _OwnTokenOnly(AttentionView):
 
 
 class _Rows:
-    """Rows that decode the same few tokens whoever is beside them, behind paths of their own."""
+    """Rows with paths of their own that decode the same few tokens in any batch."""
 
     def __init__(self, decoder: Decoder, backend: AttentionBackend, num_rows: int) -> None:
         self._decoder, self._backend, device = decoder, backend, decoder.device
@@ -143,11 +151,11 @@ class _Rows:
         self._sampler = Sampler(vocab, device, tile_rows=decoder.tile_rows, fused=fused)
 
     def decode(self, rows: range) -> Tensor:
-        """Noisy logits [rows, steps] of these rows, decoded together."""
-        give_back()  # of the batch before
+        """Return noisy logits [rows, steps] of these rows, decoded in one batch."""
+        give_back()  # memory of the previous batch
         shape, size = self._decoder.shape, self._decoder.dtype.itemsize
         budget = _KV_TOKENS * shape.kv_bytes_per_token(size)
-        if shape.states:  # of the prompt, and of two segments a row
+        if shape.states:  # recurrent states of the prompt, and of two segments per row
             budget += (2 * len(rows) + 1) * (shape.state_bytes(size) + budget // _KV_TOKENS * 16)
         model = TreeModel(self._decoder, self._backend, budget)
         prompt, parents, segments = model.store.create(), list[Any](), list[Any]()
@@ -168,16 +176,16 @@ class _Rows:
         session = model.open_session(paths, segments)
         drawn = [self._draw(session, rows, step) for step in range(_STEPS)]
         session.close()
-        model.store.recompute_segments = None  # no circle: its pool goes at once
+        model.store.recompute_segments = None  # breaks a reference cycle, so the pool is freed now
         return torch.stack(drawn, dim=1)
 
     def _draw(self, session: DecodeSession, rows: range, step: int) -> Tensor:
-        """What the next token of each row leads to [rows]."""
+        """Return a number per row [rows] that depends on the row's next logits."""
         padding = [rows[0]] * (session.num_rows - len(rows))
         index = torch.tensor([*rows, *padding], device=self._decoder.device)
         positions = self._starts[index] + step
         states = session.forward(self._tokens[index, step], positions)
-        if not self._decoder.shape.has_lm_head:  # whole numbers add up alike in any order
+        if not self._decoder.shape.has_lm_head:  # sums of integers do not depend on their order
             return states.float().view(torch.int32).sum(-1).float()[: len(rows)]
         logits = self._decoder.logits(states)
         how = RowSampling.of([SamplingSettings()] * session.num_rows, logits.device)

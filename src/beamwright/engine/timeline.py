@@ -1,8 +1,8 @@
-"""Clocks of a run: what phases took, and when things ran.
+"""Clocks of a run: the seconds of each phase, and a timeline of when things ran.
 
-Knows clocks and names, no torch, no policy. A timeline is off by default: callers hold a
-`NullTimeline`, which has the same methods and does nothing, so that no caller branches. What was
-collected becomes a Chrome trace-event file, which opens in Perfetto and chrome://tracing.
+This module knows clocks and names, no torch and no policy. A timeline is off by default: callers
+then hold a `NullTimeline`, whose methods do nothing, so that no caller branches. A timeline is
+written as a Chrome trace-event file, which opens in Perfetto and chrome://tracing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from beamwright.counters import Counters
 from beamwright.io import write_whole
 
-# Top to bottom, with the names that a reader sees.
+# Tracks from top to bottom, with the names that a trace shows.
 TRACKS = {
     "compute": "compute",
     "h2d": "host to device",
@@ -38,9 +38,10 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran from `start_s` to `end_s`, by the timeline's clock.
+    """Something that ran from `start_s` to `end_s` on the timeline's clock.
 
-    track: one of TRACKS. args: what to show beside it (a group number, bytes, a kind).
+    track: one of TRACKS.
+    args: facts to show with it (a group number, bytes, a kind).
     """
 
     name: str
@@ -51,9 +52,9 @@ class Span:
 
 
 class Timeline:
-    """Collects spans from any thread.
+    """Collector of spans from any thread.
 
-    clock: seconds from any fixed origin; spans that are timed elsewhere must use the same clock.
+    clock: returns seconds from any fixed origin. Spans timed by other code must use the same clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -63,15 +64,15 @@ class Timeline:
         self.started_s = clock()
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Write down something that ran."""
+        """Record a span."""
         with self._lock:
             self.spans.append(Span(name, track, start_s, end_s, args))
 
     @contextmanager
     def span(self, name: str, track: str, **args: Any) -> Iterator[dict[str, Any]]:
-        """Time a block of code; it is written down even if the block fails.
+        """Time a block of code, and record it even if the block fails.
 
-        What the block adds to the dictionary that it gets is written down, too.
+        The block may add entries to the yielded dictionary, which are recorded too.
         """
         start_s = self._clock()
         try:
@@ -81,7 +82,7 @@ class Timeline:
 
 
 class NullTimeline(Timeline):
-    """A timeline that is off: takes everything, keeps nothing, reads no clock."""
+    """A timeline that is off: it accepts all calls, keeps nothing and reads no clock."""
 
     def __init__(self) -> None:
         super().__init__(clock=lambda: 0.0)
@@ -94,10 +95,10 @@ class NullTimeline(Timeline):
 
 
 def write_trace(timeline: Timeline, path: Path, title: str) -> None:
-    """Write the trace; times are microseconds from the start of the timeline.
+    """Write the trace. Times are microseconds from the start of the timeline.
 
-    A span with a counter's names (_COUNTERS) among its args is also a sample of it, taken at its
-    start.
+    A span whose args contain a counter's names (_COUNTERS) is also a sample of that counter, at the
+    span's start.
 
     Raises:
         InputError: if the file cannot be written.
@@ -107,7 +108,7 @@ def write_trace(timeline: Timeline, path: Path, title: str) -> None:
 
 
 def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
-    # Work that began before the timeline did (a load of weights, say) must not be negative.
+    # Work that began before the timeline, such as loading weights, must not get a negative time.
     origin_s = min([timeline.started_s, *(span.start_s for span in timeline.spans)])
 
     def event(kind: str, name: str, thread: int, start_s: float, **more: Any) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans by lane, at least one; those that overlap go to different lanes."""
+    """Return spans by lane, at least one lane; overlapping spans go to different lanes."""
     lanes: list[list[Span]] = [[]]
     for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
         free = (lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s)
@@ -149,11 +150,13 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 class Accounting:
-    """Adds the seconds of phases ("decode", "verify", "schedule") to counters.
+    """Counter of the seconds of phases ("decode", "verify", "schedule").
 
-    Phases of one thread do not nest. Instants of two different phases count as "both".
-    Tokens are counted on the nodes that they were spent on (`Node.usage`).
-    clock: seconds from any fixed origin. counts: what others count as well.
+    Phases of one thread do not nest. Time in which two different phases run counts as "both".
+    Tokens are not counted here but on their nodes (`Node.usage`).
+
+    clock: returns seconds from any fixed origin.
+    counts: the counters to add to, which other code may also count in.
     """
 
     def __init__(
@@ -161,11 +164,11 @@ class Accounting:
     ) -> None:
         self._clock, self.counts = clock, counts or Counters()
         self._lock = threading.Lock()
-        self._phases: dict[object, tuple[str, int]] = {}  # their names and threads
+        self._phases: dict[object, tuple[str, int]] = {}  # running phases: name and thread
         self._counted_s = 0.0
 
     def now(self) -> Counters:
-        """A copy of the counters at this instant."""
+        """Return a copy of the counters at this instant."""
         with self._lock:
             self._count()
             return self.counts.copy()
@@ -174,8 +177,9 @@ class Accounting:
     def phase(self, name: str, stalled_s: Callable[[], float] | None = None) -> Iterator[None]:
         """Time a phase.
 
-        stalled_s: seconds of waiting for transfers so far. What the phase adds to them counts as
-        "stall" instead, but for what another phase has hidden.
+        stalled_s: returns the seconds spent waiting for transfers so far. Seconds that the phase
+            adds to them count as "stall" instead of the phase, except those that another phase has
+            hidden.
         """
         stalled, phase, field = 0.0 if stalled_s is None else stalled_s(), object(), f"{name}_s"
         with self._lock:
@@ -193,18 +197,18 @@ class Accounting:
                     self._add(**{field: -stalled, "stall_s": stalled})
 
     def add(self, **counts: int) -> None:
-        """Count more of what several threads may count."""
+        """Add to counters that several threads may count."""
         with self._lock:
             self._add(**counts)
 
     def leave(self, thread: int | None) -> None:
-        """End the phase of a thread that may never come back; what follows of it does not count."""
+        """End the phase of an abandoned thread; its further time is not counted."""
         with self._lock:
             self._count()
             self._phases = {p: found for p, found in self._phases.items() if found[1] != thread}
 
     def _count(self) -> None:
-        """Give the time since the last look to those who ran."""
+        """Add the time since the last call to the phases that are running."""
         now = self._clock()
         if names := {name for name, _ in self._phases.values()}:
             name = names.pop() if len(names) == 1 else "both"
