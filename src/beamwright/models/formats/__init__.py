@@ -1,7 +1,7 @@
-"""Files of weights: tensors by their Hugging Face names.
+"""Formats of weight files. All give tensors by their Hugging Face names (`StoredWeights`).
 
-The own decoder's loader and the adapter over `transformers` both read through `StoredWeights`.
-Imports neither torch nor a format before one is opened.
+The loaders of Beamwright's own decoder and of models of `transformers` both use this interface.
+torch and the module of a format are imported only when a checkpoint is opened.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class StoredWeights(Protocol):
-    """One model's weights, whatever they are stored as; nothing of it stays in memory."""
+    """The weights of one model in any file format. Tensors are not kept in memory after reading."""
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors by name, as a checkpoint that is not quantised has them; reads no weights.
+        """The sizes of all tensors by name, as an unquantised checkpoint of the model has them.
 
-        What has no meaning here has the file's own name.
+        Weights are not read. A tensor without a Hugging Face name has its name in the file.
 
         Raises:
             InputError: for tensors that cannot belong together.
@@ -35,7 +35,7 @@ class StoredWeights(Protocol):
         ...
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """A copy of the tensor of that name as it is stored, or dequantised; None if there is none.
+        """Return a copy of a tensor, dequantised if it is quantised; None if it does not exist.
 
         Raises:
             InputError: if its file is damaged.
@@ -43,9 +43,9 @@ class StoredWeights(Protocol):
         ...
 
     def linear(self, name: str) -> GroupedLinear | BlockLinear | None:
-        """The projection `name.weight`, without its bias, in the form that the file keeps it in.
+        """Return the projection `name.weight` without its bias, in the file's quantised format.
 
-        None where that is plain, or a form that no `Linear` has: `tensor` gives its values.
+        None: the weight is plain, or no `Linear` has its format. `tensor` then returns its values.
 
         Raises:
             InputError: if its file is damaged.
@@ -53,15 +53,18 @@ class StoredWeights(Protocol):
         ...
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
-        """Rows of a tensor that is there, in this precision; None where a file has none as such."""
+        """Return a reader of single rows of an existing tensor, which casts them to `dtype`.
+
+        None: the file's format does not allow reading single rows.
+        """
         ...
 
 
 def open_checkpoint(place: Path) -> StoredWeights:
-    """The weights of a folder, or of a file that holds a model alone.
+    """Open the weights of a folder or of a GGUF file.
 
     Raises:
-        InputError: for missing or unreadable files, or a format that is not read.
+        InputError: for missing or unreadable files, or for a format that is not supported.
     """
     if is_gguf(place):
         from beamwright.models.formats.gguf import GgufWeights  # noqa: PLC0415 - torch

@@ -1,6 +1,6 @@
-"""What a GGUF file says of its model: a config as a Hugging Face one, and what tensors are called.
+"""The model that a GGUF file describes: its config in Hugging Face's form, and its tensor names.
 
-The words of both sides are in `described.toml`. Needs no torch.
+`described.toml` has the corresponding keys and names of both sides. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from beamwright.models.formats.header import KEPT, GgufHeader, Place, read_heade
 
 GGUF = ".gguf"
 _WORDS = read_beside(__file__)
-_UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}  # by its layers, as llama.cpp knows them: of 27 B
-_PERIOD = {"gemma2": 2, "gemma3": 6}  # the last layer of each has no window
+# Number of layers of the 27B models, whose scores have another scale. llama.cpp recognises them by
+# this number too.
+_UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}
+_PERIOD = {"gemma2": 2, "gemma3": 6}  # the last of this many layers has no sliding window
 _IN_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 _SHARD = re.compile(r"(.*-)\d{5}(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 _TILE_ROWS = 16
-_FACTORS_OF_SIX = (12, 13)  # types whose factors of 6 bits are kept in 8: 4 bytes in 256 weights
-_LONGEST = 1 << 20
+# Types whose 6-bit scales are kept in 8 bits each, which adds 4 bytes for every 256 weights.
+_FACTORS_OF_SIX = (12, 13)
+_LONGEST = 1 << 20  # most positions
 _LARGEST = 2**31 - 1
 _BETAS = ("beta_fast", "beta_slow")
 _LLAMA3 = {
@@ -38,7 +41,11 @@ _LLAMA3 = {
 
 
 def shards(file: Path) -> list[Path]:
-    """All files of a model, of which `file` is one."""
+    """Return all files of the model that `file` belongs to.
+
+    Raises:
+        InputError: if a shard is missing.
+    """
     match = _SHARD.fullmatch(file.name)
     if match is None:
         return [file]
@@ -51,9 +58,10 @@ def shards(file: Path) -> list[Path]:
 
 
 def read_model(file: Path) -> GgufHeader:
-    """The headers of all files of a model, of which `file` is one, as one header.
+    """Return the headers of all files of the model that `file` belongs to, as one header.
 
-    Raises what `read_header` does.
+    Raises:
+        InputError, UnsupportedModelError: as `shards` and `read_header`.
     """
     headers = [read_header(each) for each in shards(file)]
     tensors = {name: place for header in headers for name, place in header.tensors.items()}
@@ -61,7 +69,10 @@ def read_model(file: Path) -> GgufHeader:
 
 
 class Names:
-    """What tensors of one architecture are called; lifted: norms are stored with 1 added."""
+    """The names of one architecture's tensors in GGUF and in Hugging Face checkpoints.
+
+    lifted: True if GGUF stores the weights of norms with 1 added.
+    """
 
     def __init__(self, kind: object) -> None:
         self.lifted = str(kind).startswith("gemma")
@@ -71,7 +82,7 @@ class Names:
         self._ours = {ours: called for called, ours in (self._outside | self._layers).items()}
 
     def theirs(self, name: str) -> tuple[str, int | None]:
-        """What GGUF calls a tensor, and which expert of it is meant."""
+        """Return the GGUF name of a tensor, and the number of the expert in it, or None."""
         match = _IN_LAYER.fullmatch(name)
         if match is None:
             stem, _, part = name.rpartition(".")
@@ -82,7 +93,10 @@ class Names:
         return f"blk.{layer}.{self._ours.get(stem)}.{part}", None
 
     def hugging_face(self, name: str, count: int) -> list[str]:
-        """A tensor's names in a checkpoint of `transformers`: one, one per expert, or none."""
+        """Return the names in a Hugging Face checkpoint of the GGUF tensor `name`.
+
+        That is one name, `count` names for a tensor of as many experts, or none if it is unknown.
+        """
         stem, _, part = name.rpartition(".")
         if stem in self._outside:
             return [f"{self._outside[stem]}.{part}"]
@@ -94,7 +108,10 @@ class Names:
 
 
 def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
-    """How many heads the tensors have whose rotary pairs stand beside each other."""
+    """Return the number of heads of the tensors that store rotary pairs next to each other.
+
+    The keys are parts of GGUF names. Hugging Face stores the halves of a head one after another.
+    """
     if metadata.get("general.architecture") != "llama":
         return {}
     heads = _count(metadata, "llama.attention.head_count")
@@ -102,9 +119,10 @@ def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def refuse(*faults: tuple[bool, str]) -> None:
-    """
+    """Raise an error for the first of `faults` that is true. Each is a condition and a message.
+
     Raises:
-        UnsupportedModelError: with the line of the first fault that there is.
+        UnsupportedModelError: if a condition is true.
     """
     for is_there, line in faults:
         if is_there:
@@ -112,7 +130,11 @@ def refuse(*faults: tuple[bool, str]) -> None:
 
 
 def _count(given: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A positive number, the same in all layers."""
+    """Return the positive number at `key`, or `default` if the key is missing.
+
+    Raises:
+        UnsupportedModelError: if it is no such number, or a list with different numbers.
+    """
     value = given.get(key, default)
     first, *others = {*value} if isinstance(value, list) and value else {value}
     wrong = bool(others) or type(first) is not int or not 0 < first <= _LARGEST
@@ -121,11 +143,12 @@ def _count(given: Mapping[str, Any], key: str, default: int | None = None) -> in
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """What a config.json of this model would hold.
+    """Return the contents of a config.json for the model of a GGUF file.
 
     Raises:
-        InputError: for a damaged file; UnsupportedModelError: for an architecture that is not read,
-            and a key that says what is not implemented.
+        InputError: for a damaged file.
+        UnsupportedModelError: for an architecture that is not supported, or for a key that asks for
+            something that is not implemented.
     """
     found, models, count = read_model(file), _WORDS["models"], len(shards(file))
     metadata, tensors = found.metadata, found.tensors
@@ -155,7 +178,7 @@ def read_config(file: Path) -> dict[str, Any]:
         (last not in tensors, f"the GGUF header says {layers:,} layers, which are not all there"),
         (causal is not True, "attention to later tokens (attention.causal) is not read"),
     )
-    # For each position, angles are computed.
+    # Bounded, because the decoder computes rotary angles for every position.
     config["max_position_embeddings"] = min(config["max_position_embeddings"], _LONGEST)
     window = given.get("attention.sliding_window", 4096 if kind == "gemma2" else None)
     rope = _rope(given, 1e6 if kind == "gemma3" else 1e4, config["max_position_embeddings"])
@@ -174,7 +197,7 @@ def read_config(file: Path) -> dict[str, Any]:
     if kind == "gemma3":
         near = {"rope_type": "default", "rope_theta": given.get("rope.freq_base_swa", 1e4)}
         rope = {"full_attention": rope, "sliding_attention": near}
-    # Biases of queries, keys and values alone: what a Qwen 2 has beside a Llama.
+    # Biases of only queries, keys and values: GGUF says llama, but the layers are those of Qwen2.
     biases = [f"blk.0.attn_{part}.bias" in tensors for part in ("q", "output")]
     model_type = "qwen2" if kind == "llama" and biases == [True, False] else models[kind]
     in_blocks = any(place.kind in KEPT for place in tensors.values())
@@ -196,14 +219,17 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def gguf_remarks(file: Path) -> tuple[str, ...]:
-    """Keys of a GGUF file that are not read, a line each."""
+    """Return one line for each unknown key that does not begin with the architecture's name."""
     found = read_header(shards(file)[0]).metadata
     others = [key for key in found if not key.startswith(f"{found.get('general.architecture')}.")]
     return known.GGUF_FILE.check(others, f"model {file}")
 
 
 def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any]:
-    """Rotary positions as `transformers` describes them. theta: where the header does not say."""
+    """Return the rotary positions in the form of `transformers`' rope_parameters.
+
+    theta, context: values to use if the header has none.
+    """
     at, rope = "rope.scaling.", {"rope_theta": given.get("rope.freq_base", theta)}
     kind, scale = given.get(f"{at}type", "linear"), given.get(f"{at}attn_factor", 1.0)
     factor = given.get(f"{at}factor", given.get("rope.scale_linear")) or 1.0
@@ -220,9 +246,13 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
 
 
 def _of_llama3(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The same with the factors that a file has for each frequency, if they are Llama 3's.
+    """Return `rope` with Llama 3's scaling, if the file's factors of all frequencies follow it.
 
-    Of these the slowest are divided by the factor, which with the rest says them all.
+    place: the tensor with one factor per frequency. The largest factor, which divides the slowest
+    frequencies, is the "factor" of the scaling, and determines all factors.
+
+    Raises:
+        UnsupportedModelError: if the factors do not follow Llama 3's scaling.
     """
     with open(place.file, "rb") as stream:
         stream.seek(place.start)
@@ -236,7 +266,7 @@ def _of_llama3(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _llama3(rope: dict[str, Any], count: int) -> Iterator[float]:
-    """What each frequency is divided by."""
+    """Yield the factor by which Llama 3's scaling divides each of `count` frequencies."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     for number in range(count):
         wave = 2 * math.pi * float(rope["rope_theta"]) ** (number / count)
@@ -246,11 +276,13 @@ def _llama3(rope: dict[str, Any], count: int) -> Iterator[float]:
 
 
 def weight_sizes(file: Path) -> dict[str, Any]:
-    """What a model's weights take, by the fields of `ModelShape`.
+    """Return the sizes of a model's weights, as the fields `packed` and `blocks` of `ModelShape`.
 
-    packed: of all layers' projections, bytes of those that stay quantised, values of the others.
-    blocks: bytes of blocks, as `models.native` keeps them, and values of other tensors; rows of an
-    embedding stay in the file, if it is not the LM head.
+    packed: over the projections of all layers, the bytes of those that stay quantised, and the
+        number of values of the others.
+    blocks: the bytes of all tensors in blocks, as `models.native` keeps them, and the number of
+        values of the others. An embedding that is not the LM head is left out if the head is in
+        blocks, because its rows stay in the file.
     """
     tensors = dict(read_model(file).tensors)
     packed = values = 0

@@ -1,7 +1,7 @@
-"""What a folder's files say of its weights: how they are quantised, and which files hold them.
+"""How a folder's weights are quantised, and which files hold them.
 
-Those are what its config or its index names, as `transformers` has it, or what their names say
-where it would find none. Needs no torch.
+The files are those that the config or the index names, as in `transformers`. Where `transformers`
+would find none, their names decide. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PATTERNS = ("model*.safetensors", "*-?????-of-?????.safetensors", "pytorch_mode
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.(?:safetensors|bin)")
 _MOST_NAMES = 5
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
-"""What a `quant_method` may be, see `quantised.FORMS`."""
-_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")  # what is stored as in `fp8`
+"""The supported values of `quant_method`, see `quantised.FORMS`."""
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")  # ModelOpt's methods that store weights as `fp8`
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 
 
@@ -32,7 +32,7 @@ _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quan
 
 
 def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a model's config.json says that its weights are quantised; None if they are not."""
+    """Return the section of a model's config that describes quantisation; None if there is none."""
     found = config.get("quantization_config") or config.get("compression_config")
     if config.get("quantization"):
         return {"quant_method": "MLX"}
@@ -42,10 +42,10 @@ def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_written(folder: Path) -> dict[str, Any]:
-    """A folder's config.json, with the quantisation that only hf_quant_config.json tells of.
+    """Read a folder's config.json, and add the quantisation in hf_quant_config.json if it has none.
 
     Raises:
-        InputError: for a file that is missing, or no JSON object.
+        InputError: if config.json is missing, or a file is not a JSON object.
     """
     written, file = read_object(folder / "config.json"), folder / "hf_quant_config.json"
     if file.is_file() and quantisation(written) is None:
@@ -56,10 +56,10 @@ def read_written(folder: Path) -> dict[str, Any]:
 
 
 def check_method(quantised: Mapping[str, Any]) -> str:
-    """Which of METHODS a `quantization_config` names.
+    """Return the method of a `quantization_config`, one of `METHODS`.
 
     Raises:
-        UnsupportedModelError: for another one, and a variant that is not read.
+        UnsupportedModelError: for another method, or for a variant that is not supported.
     """
     method, form = quantised.get("quant_method"), quantised.get("format", "")
     if method == "modelopt":
@@ -79,9 +79,9 @@ def check_method(quantised: Mapping[str, Any]) -> str:
 def packed_sizes(
     config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]
 ) -> dict[str, Any]:
-    """`ModelShape.packed` of a quantised folder; {} where its projections stay plain.
+    """Return the field `packed` of `ModelShape` for a quantised folder; {} if weights become plain.
 
-    matrices: rows and columns of projections, how many.
+    matrices: rows, columns and number of the projections.
     """
     if (form := _bits_and_group(quantisation(config) or {})) is None:
         return {}
@@ -94,7 +94,10 @@ def packed_sizes(
 
 
 def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How projections stay in memory: 4 or 8 bits a code, columns of a group (-1: all)."""
+    """Return the bits per code in memory, 4 or 8, and the columns per group (-1: the whole row).
+
+    None: projections are dequantised when they are loaded.
+    """
     groups = quantised.get("config_groups")
     if isinstance(groups, dict) and groups:
         quantised = {**next(iter(groups.values()))["weights"], "desc_act": False}
@@ -112,10 +115,11 @@ def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
-    """The file of each tensor that an index names, and all files of weights, in their order.
+    """Return the file of each tensor in the index ({} without one), and all weight files, sorted.
 
     Raises:
-        InputError: if there are none, one is missing, or nothing says which of them are meant.
+        InputError: if there are no weight files, if one is missing, or if the folder has several
+            and does not say which ones are the model.
     """
     config = folder / "config.json"
     named = read_object(config).get("transformers_weights") if config.is_file() else None
@@ -132,7 +136,7 @@ def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
 
 
 def adapter_of(folder: Path) -> str | None:
-    """What to do with a folder that holds no model but changes to one (LoRA); None for others."""
+    """Return advice if a folder holds only an adapter (LoRA); None otherwise."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None
@@ -144,7 +148,11 @@ def adapter_of(folder: Path) -> str | None:
 
 
 def _inside(folder: Path, file: object) -> Path:
-    """A file that is named by another one, which may name anything."""
+    """Return the path of a file in `folder` that a config or an index names.
+
+    Raises:
+        InputError: if the name leads out of the folder, or the file does not exist.
+    """
     path = folder / str(file)
     if ".." in Path(str(file)).parts or folder not in path.parents or not path.is_file():
         raise InputError(f"model {folder}: shard {file!s:.200} is missing")
@@ -152,7 +160,11 @@ def _inside(folder: Path, file: object) -> Path:
 
 
 def _by_name(folder: Path) -> list[Path]:
-    """Without an index: a whole set of shards, or one file alone."""
+    """Return the weight files of a folder without an index: all shards of a set, or a single file.
+
+    Raises:
+        InputError: if there are none, several sets or files, or an incomplete set.
+    """
     for pattern in _PATTERNS:
         found = sorted(path for path in folder.glob(pattern) if path.is_file())
         sets = {match.groups() for path in found if (match := _SHARD.fullmatch(path.name))}

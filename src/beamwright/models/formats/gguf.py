@@ -1,9 +1,9 @@
-"""GGUF: tensors of one file, or of several of one model, by their Hugging Face names.
+"""Tensors of a model in one or several GGUF files, by their Hugging Face names.
 
-What has 4, 5, 6 or 8 bits with a scale stays so: its blocks, uint8 [count, bytes], become `Groups`
-with a block in each row, and nothing is rounded. Other types are turned back by `transformers`.
-Blocks are mapped from the file until they are packed; of other tensors a piece at a time is in
-memory twice.
+Types with codes of 4, 5, 6 or 8 bits and a linear scale stay quantised. Their blocks, uint8 [count,
+bytes], become `Groups` with one block per row, without rounding. `transformers` dequantises the
+other types. Blocks are memory-mapped from the file until they are packed. Other tensors are read in
+pieces, so that only one piece is in memory twice.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class BlockLinear(Linear):
-    """A projection in blocks of one of GGUF's types, as a file has them: see `models.native`.
+    """A projection in the blocks of a GGUF file, which `models.native` can multiply directly.
 
-    weight: uint8 [out, bytes of a row]. what: names it in messages.
+    kind: the GGUF type, a key of `BLOCKS`. weight: uint8 [out, bytes of a row].
+    columns: number of columns. what: name of the weight, for messages.
     """
 
     def __init__(self, kind: int, weight: Tensor, columns: int, what: str = "") -> None:
@@ -41,21 +42,21 @@ class BlockLinear(Linear):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The number of rows and of columns."""
         return len(self.weight), self.columns
 
     def placed(self, size: tuple[int, ...], device: str, what: str) -> BlockLinear:
-        """This, for a device.
+        """Check the size, set the device that `grouped` will use, and return this projection.
 
         Raises:
-            InputError: if it has another size.
+            InputError: if the size is not `size`.
         """
         check_size(self.size, size, what)
         self.what, self._device = what, device
         return self
 
     def grouped(self) -> GroupedLinear:
-        """The same as codes with a scale for each group of columns, on its device.
+        """Return the same projection as a `GroupedLinear`, on the device given to `placed`.
 
         Raises:
             NotFiniteError: if a scale is NaN or infinite.
@@ -79,7 +80,7 @@ class GgufWeights:
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, one of each expert; what has no meaning here has the file's own name."""
+        """The sizes of all tensors by name, see `StoredWeights`; each expert's are separate."""
         found = {}
         for name, place in self._where.items():
             known = self._names.hugging_face(name, place.shape[0])
@@ -90,7 +91,7 @@ class GgufWeights:
         return found
 
     def tensor(self, name: str) -> Tensor | None:
-        """In float32 where the file has it in blocks."""
+        """Return a copy of a tensor, in float32 if it is quantised; None if it does not exist."""
         if (found := self._find(name)) is None:
             return None
         place, order = found
@@ -106,7 +107,10 @@ class GgufWeights:
         return whole if order is None else whole[order]
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
-        """None where they are wanted in another order, or only `transformers` turns them back."""
+        """Return a reader of single rows, which dequantises them.
+
+        None if rows must be reordered, or if only `transformers` can dequantise the type.
+        """
         place, order = self._find(name) or (None, None)
         if place is None or order is not None or place.kind not in _PLAIN | PARTS:
             return None
@@ -119,7 +123,7 @@ class GgufWeights:
         return StoredRows(place.file, place.start, columns // values * size, turn)
 
     def linear(self, name: str) -> BlockLinear | None:
-        """Blocks as the file has them; None for types whose levels are no straight line."""
+        """Return a projection in the file's blocks; None for types without a linear scale."""
         found = self._find(f"{name}.weight")
         if found is None or found[0].kind not in PARTS or len(found[0].shape) != 2:
             return None
@@ -128,7 +132,11 @@ class GgufWeights:
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
     def _find(self, name: str) -> tuple[Place, Tensor | None] | None:
-        """A tensor's place, and in which order its rows are wanted."""
+        """Return a tensor's place, and the order of its rows in Hugging Face's layout, or None.
+
+        A place has the rows of one expert if `name` is an expert's. The whole result is None if the
+        file has no such tensor.
+        """
         called, expert = self._names.theirs(name)
         if (place := self._where.get(called)) is None:
             return None
@@ -149,7 +157,10 @@ class GgufWeights:
 
 
 def _mapped(place: Place) -> Tensor:
-    """A tensor's bytes, mapped from the file until the tensor is freed; writing changes no file."""
+    """Return a tensor's bytes, which stay mapped until the result is freed.
+
+    Writing to the result does not change the file.
+    """
     spare = place.start % mmap.ALLOCATIONGRANULARITY
     with open(place.file, "rb") as stream:
         where = {"length": spare + place.size, "offset": place.start - spare}
@@ -159,7 +170,7 @@ def _mapped(place: Place) -> Tensor:
 
 
 def _pieces(place: Place) -> Iterator[Tensor]:
-    """A tensor's blocks [count, bytes], some whole rows at a time."""
+    """Read a tensor in pieces of whole rows, and yield the blocks [count, bytes] of each piece."""
     row = place.shape[-1] // BLOCKS[place.kind][1] * BLOCKS[place.kind][2]
     step = max(1, _PIECE_BYTES // row) * row
     with open(place.file, "rb", buffering=0) as stream:
@@ -193,18 +204,21 @@ def _half(blocks: Tensor, first: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor, run: int) -> Tensor:
-    """Of each run of bytes the low ones, then the high ones."""
+    """Unpack 4-bit codes: for each run of `run` bytes all low nibbles, then all high nibbles."""
     runs = packed.unflatten(1, (-1, run))
     return torch.cat([runs & 15, runs >> 4], dim=-1).flatten(1)
 
 
 def _fifth(packed: Tensor) -> Tensor:
-    """The fifth bit of each of 32 values, of 4 bytes."""
+    """Unpack the fifth bits of 32 codes from 4 bytes, and shift them to their place in a code."""
     return (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and lows of 8 groups: 6 bits each in 12 bytes, times a float16."""
+    """Return scale and low of the 8 groups in each block.
+
+    12 bytes hold 6 bits for each of them. One float16 multiplies the scales, another the lows.
+    """
     first, second, third = blocks[:, 4:16].split(4, dim=1)
     scale = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
     low = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
@@ -232,4 +246,4 @@ PARTS: dict[int, Callable[[Tensor], Groups]] = {
     13: _q5_k,
     14: _q6_k,
 }
-"""By a tensor's type, as GGUF numbers them: what its blocks b hold."""
+"""For each GGUF type number, a function from blocks [count, bytes] to their codes and scales."""

@@ -1,7 +1,7 @@
-"""A GGUF file's metadata and where its tensors lie: nothing of it is believed before it is checked.
+"""Reading the header of a GGUF file: its metadata, and the places of its tensors.
 
-Sizes, counts and offsets are compared with the file's length before anything is made of them.
-Needs no torch.
+The file is not trusted: sizes, counts and offsets are compared with its length before they are
+used. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from beamwright.errors import InputError, UnsupportedModelError, said_by
 from beamwright.io import read_beside, read_regular
 
+# The format characters of `struct` for GGUF's types of numbers.
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _MAGIC = b"GGUF"
-_TEXT, _LIST = 8, 9
+_TEXT, _LIST = 8, 9  # GGUF's types of values that are no numbers
 _LENGTH = struct.Struct("<Q")
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 20
@@ -27,33 +28,40 @@ _TYPES = read_beside(__file__)
 BLOCKS: dict[int, tuple[str, int, int]] = {
     number: (name, values, size) for name, (number, values, size, *_) in _TYPES["read"].items()
 }
-"""By a tensor's type: its name, and how many values a block has, in how many bytes."""
+"""For each tensor type: its name, the number of values in a block, and the bytes of a block."""
 KEPT: dict[int, tuple[int, int]] = {
     number: tuple(kept) for number, _, _, *kept in _TYPES["read"].values() if kept
 }
-"""By a tensor's type: bits of a code and columns of a group, of those that stay so in memory."""
+"""For each tensor type that stays quantised in memory: bits per code, and columns per group."""
 
 
 class Place(NamedTuple):
-    """One tensor: shape [rows, columns] or [columns], outermost first; kind: a key of BLOCKS."""
+    """The place of one tensor in a file."""
 
     file: Path
     shape: tuple[int, ...]
+    """The outermost dimension comes first, as in torch: [rows, columns] or [columns]."""
     kind: int
+    """The tensor type, a key of `BLOCKS`."""
     start: int
+    """Position of the first byte."""
     size: int
+    """Number of bytes."""
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says of itself, and of the model; of a list of texts how many there are."""
+    """The metadata of a file, and its tensors by name.
+
+    In the metadata a list of texts is replaced by its length, unless the texts were asked for.
+    """
 
     metadata: dict[str, Any]
     tensors: dict[str, Place]
 
 
 def is_gguf(place: Path) -> bool:
-    """True for a GGUF file, whatever it is called: Ollama's have no suffix.
+    """Whether `place` is a GGUF file. Its first bytes decide, because Ollama's have no suffix.
 
     Raises:
         InputError: for a file that cannot be read.
@@ -65,11 +73,13 @@ def is_gguf(place: Path) -> bool:
 
 
 def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
-    """The header of a GGUF file; reads no weights. texts: of lists of texts, the texts.
+    """Read the header of a GGUF file, without weights.
+
+    texts: True to read lists of texts; otherwise only their lengths.
 
     Raises:
-        InputError: if it is none or damaged; UnsupportedModelError: if it holds types that are not
-            read.
+        InputError: if the file is not a GGUF file, or is damaged.
+        UnsupportedModelError: if a tensor has a type that is not supported.
     """
     try:
         found = file.stat()
@@ -84,7 +94,10 @@ def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
 
 
 _known = lru_cache(maxsize=16)(_read)
-"""The same without texts, which are large; a file of another size or time is read anew."""
+"""`_read` with a cache, for headers without texts, because texts are large.
+
+The size and time of the file are part of the key, so that a file that changed is read again.
+"""
 
 
 class _Cursor:
@@ -119,7 +132,10 @@ class _Cursor:
         return list(self._numbers(_NUMBERS[each], count))
 
     def _texts_of(self, count: int) -> list[str]:
-        """Texts, or an empty list if unwanted. Each takes bytes: a false count ends."""
+        """Read a list of `count` texts; return an empty list if texts are not wanted.
+
+        Every text takes bytes, so a count that is too large ends in an error.
+        """
         data, at, found, wanted = self._data, self._at, list[str](), self._texts
         for _ in range(count):
             first = at + _LENGTH.size
@@ -131,7 +147,7 @@ class _Cursor:
         return found
 
     def header(self) -> GgufHeader:
-        """Of version 2 or 3."""
+        """Read the whole header of a file of version 2 or 3."""
         if self._take(4) != _MAGIC:
             raise ValueError("no GGUF file")
         version, *counts = *self._numbers("I"), *self._numbers("Q", 2)
@@ -150,7 +166,7 @@ class _Cursor:
         return GgufHeader(metadata, found)
 
     def _tensor(self, name: str) -> Place:
-        """Whose start is counted from where all tensors begin."""
+        """Read a tensor's entry. The `start` in it counts from the first byte of all tensors."""
         (rank,) = self._numbers("I")
         if rank > _MOST_DIMENSIONS:
             raise ValueError(f"a tensor of {rank:,} dimensions")

@@ -1,8 +1,8 @@
-"""Which keys and tensors of a model's files are read, and what happens to all others.
+"""Tables of the keys and tensors in a model's files that are read, ignored or refused.
 
-One table per reader, in `known.toml`. A key that is in no row is one that this version has never
-met: it is refused where it may change results, else named in a remark (`doctor`, and once when the
-model is loaded). Needs no torch.
+`known.toml` has one table for each reader. A key that is in no row is unknown to this version. It
+is refused where it may change results. Otherwise a remark names it, in `doctor` and when the model
+is loaded. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class KeyTable:
-    """What one reader does with each key. Keys are patterns as of a shell: `rope.scaling.*`.
-
-    used: read. harmless: known to change nothing that is computed here. refused: known to change
-    results in a way that is not implemented, each with what to do. rest: for all other keys.
-    """
+    """How one reader treats each key. Keys are patterns of a shell, such as `rope.scaling.*`."""
 
     reader: str
+    """Name of what is read, for messages."""
     used: tuple[str, ...] = ()
+    """Keys that are read."""
     harmless: tuple[str, ...] = ()
+    """Keys that are known not to affect results here."""
     refused: Mapping[str, str] = field(default_factory=dict)
+    """Keys that are known to affect results in a way that is not implemented, each with advice."""
     rest: Literal["refuse", "remark"] = "remark"
+    """What happens to all other keys."""
 
     def check(self, keys: Iterable[str], where: str) -> tuple[str, ...]:
-        """Remarks on keys that are not known, a line each.
+        """Return remarks on unknown keys, one line each.
 
         Raises:
             UnsupportedModelError: for a key that changes results and is not implemented.
@@ -51,12 +52,15 @@ class KeyTable:
 
 
 def is_among(key: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns is for this key."""
+    """Whether `key` matches one of the patterns."""
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def said(values: Mapping[str, Any]) -> list[str]:
-    """Keys that say something, nested ones as `outer.inner`; None, False and `{}` do not."""
+    """Return the keys that are set; nested ones as `outer.inner`.
+
+    Keys whose values are empty, such as None, False, 0 and {}, are left out.
+    """
     found = []
     for key, value in values.items():
         nested = said(value) if isinstance(value, dict) else [""] * bool(value)
@@ -69,7 +73,7 @@ def said(values: Mapping[str, Any]) -> list[str]:
 _TABLES = read_beside(__file__)
 _CONFIG, _GGUF = _TABLES["config"], _TABLES["gguf"]
 HARMLESS: tuple[str, ...] = tuple(_CONFIG["harmless"])
-"""Of every config.json."""
+"""Harmless keys of every config.json."""
 QUANTISATION, GGUF_FILE, TOKENIZER_CONFIG, GENERATION, _TENSORS = (
     KeyTable(**_TABLES[name])
     for name in ("quantisation", "gguf_file", "tokenizer_config", "generation", "tensors")
@@ -82,7 +86,7 @@ CONFIGS = {
     )
     for family, more in _CONFIG["families"].items()
 }
-"""By family of the own decoder."""
+"""Tables for config.json, by family of Beamwright's own decoder."""
 GGUF = {
     model: KeyTable(
         "GGUF header",
@@ -93,7 +97,7 @@ GGUF = {
     )
     for model, more in _GGUF["models"].items()
 }
-"""By architecture, of keys that begin with its name and whose values say something."""
+"""Tables for GGUF metadata, by architecture. They apply to keys that begin with its name."""
 
 
 # --- tensors ---------------------------------------------------------------------------------
@@ -102,16 +106,20 @@ GGUF = {
 def check_fit(
     needed: Sizes, stored: Sizes, where: str, kind: str, spare: Iterable[str] = ()
 ) -> None:
-    """Every tensor of the checkpoint is used, or known not to matter, and none is missing.
+    """Check that a checkpoint has exactly the tensors that a model needs, in their sizes.
 
-    The one comparison of the own decoder, GGUF files and the adapter over `transformers`: it comes
-    before any value is read, and `doctor` makes it, too.
-    needed, stored: sizes by name; what has no meaning here is stored by the file's own name.
-    where, kind: the model and its architecture, for messages. spare: patterns of more names that
-    do not matter.
+    Tensors that are known not to matter are ignored. Every loader calls this function before it
+    reads values, and `doctor` calls it too.
+
+    Args:
+        needed: sizes of the model's tensors by name.
+        stored: sizes of the checkpoint's tensors by name.
+        where: the model, for messages.
+        kind: its architecture, for messages.
+        spare: patterns of further names that do not matter.
 
     Raises:
-        InputError: that names a tensor left over, missing or of another size, and what to do.
+        InputError: if a tensor is left over, missing or of another size. It says what to do.
     """
     spared = (*_TENSORS.harmless, *spare)
     left = [name for name in stored if name not in needed and not is_among(name, spared)]

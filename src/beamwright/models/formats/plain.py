@@ -1,6 +1,6 @@
-"""Tensors as they are stored: safetensors or `pytorch_model*.bin` files, single or sharded.
+"""Reading plain tensors from safetensors or `pytorch_model*.bin` files, single or sharded.
 
-No page of a file stays mapped, as it would count as this process's memory.
+Files do not stay mapped, because their pages would count as memory of this process.
 """
 
 from __future__ import annotations
@@ -28,27 +28,29 @@ DAMAGED = (
 )  # fmt: skip
 _DAMAGED = "it is damaged, cut off, or holds no tensors by name; fetch it again"
 _POINTER = b"version https://git-lfs"
-_LENGTH_BYTES = 8  # of safetensors' header, which says where a tensor lies behind it
+# A safetensors file begins with the length of its header, which says where its tensors are.
+_LENGTH_BYTES = 8
 
 
 class StoredRows:
-    """Rows of one tensor, read from its file when they are asked for: an embedding has many, and a
-    pass wants few. Indexed as the whole tensor would be, with the same values.
+    """A tensor whose rows are read from its file on demand. Indexing gives the tensor's values.
 
-    Nothing is mapped or kept: what is read often is in the system's cache, which it may drop.
-    start: of its first row in the file. turn: from bytes [rows, row_bytes] to values
-    [rows, columns].
+    It is used for embeddings, because a pass needs few of their rows. Nothing is mapped or kept.
+    Rows that are read often are in the system's file cache, which the system may drop.
+
+    start: position of the first row in the file. row_bytes: bytes of a row.
+    turn: converts bytes [rows, row_bytes] to values [rows, columns].
     """
 
     def __init__(
         self, file: Path, start: int, row_bytes: int, turn: Callable[[Tensor], Tensor]
     ) -> None:
         self._where, self._turn = (file, start, row_bytes), turn
-        self._handle = os.open(file, os.O_RDONLY)  # who replaces the file does not change it
+        self._handle = os.open(file, os.O_RDONLY)  # still the same file if its name is reused
         finalize(self, os.close, self._handle)
 
     def __getitem__(self, token_ids: Tensor) -> Tensor:
-        """[tokens, columns] of [tokens].
+        """Return the rows [tokens, columns] of `token_ids` [tokens].
 
         Raises:
             InputError: if the file has become shorter.
@@ -64,7 +66,7 @@ class StoredRows:
 class PlainFiles:
     """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded.
 
-    sizes: of all of them.
+    sizes: the sizes of all tensors by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +77,7 @@ class PlainFiles:
         indexed, files = weight_files(folder)
         for path in files:
             found = self._open(path)
-            for name in found.keys():  # noqa: SIM118 - one of safetensors is no mapping
+            for name in found.keys():  # noqa: SIM118 - safetensors' is no mapping
                 if indexed.get(name, path) == path:
                     shape = found[name].shape if isinstance(found, dict) else None
                     self.sizes[name] = tuple(shape or found.get_slice(name).get_shape())
@@ -87,12 +89,13 @@ class PlainFiles:
             raise InputError(f"model {files[0]}: cannot be read: it holds no tensors by name")
 
     def _open(self, path: Path) -> Any:
-        """A file, mapped until what is returned, and what was read of it, is dropped."""
+        """Open a file. It stays mapped until the result, and all tensors from it, are freed."""
         try:
             if path.suffix == ".safetensors":
                 return safe_open(path, framework="pt")
             if path not in self._kept:
-                # Files of before torch 1.6 cannot be mapped: the last one stays in memory.
+                # Files from before torch 1.6 cannot be mapped. The one that was read last is kept
+                # in memory.
                 old = not is_zipfile(path)
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
                 if not isinstance(tensors, dict):
@@ -109,7 +112,7 @@ class PlainFiles:
             raise InputError(line) from error
 
     def tensor(self, name: str) -> Tensor | None:
-        """A copy of the tensor of that name, or None; its file is not mapped any more."""
+        """Return a copy of a tensor, or None. Its file does not stay mapped."""
         if name not in self._where:
             return None
         handle = self._open(self._where[name])
@@ -118,7 +121,7 @@ class PlainFiles:
         return mapped.clone()
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
-        """None of a pickle."""
+        """Return a reader of single rows, which casts them to `dtype`; None for a pickle file."""
         path = self._where[name]
         if path.suffix != ".safetensors":
             return None
@@ -131,4 +134,4 @@ class PlainFiles:
         return StoredRows(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
 
     def linear(self, name: str) -> None:
-        """None: values are plain here."""
+        """Return None, because no weight is quantised here."""

@@ -1,8 +1,8 @@
-"""Folders with `quantization_config`: what a projection's several tensors say, as one weight.
+"""Reading quantised checkpoint folders, where several tensors make up one weight.
 
-A method is a `Form` in the table at the end: AWQ, GPTQ, compressed-tensors, 8-bit floats, MXFP4,
-bitsandbytes. Which projections are left plain (`ignore`,
-`modules_to_not_convert`, `dynamic`) is seen from their tensors: they have a plain weight.
+Each method is a `Form` in the table at the end: AWQ, GPTQ, compressed-tensors, 8-bit floats, MXFP4
+and bitsandbytes. Config entries that leave projections plain (`ignore`, `modules_to_not_convert`,
+`dynamic`) are not read: a projection is plain if its tensors are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from beamwright.models.formats.plain import DAMAGED, PlainFiles, StoredRows
 from beamwright.models.grouped import GroupedLinear
 
 Part = Callable[[str], Tensor | None]
-"""A tensor of one projection, by the ending of its name."""
+"""A function that reads a tensor of one projection by the ending of its name, or returns None."""
 PartSizes = Mapping[str, tuple[int, ...]]
-"""Sizes of those that there are."""
+"""Sizes of a projection's tensors, by the endings of their names."""
 _AWQ_ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 _MXFP4_LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 Size = tuple[int, ...]
@@ -36,7 +36,10 @@ _STATES = [f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"
 
 @dataclass(frozen=True)
 class Groups:
-    """Codes uint8 [out, in] of so many bits; scale and low [out, groups], in float32."""
+    """A weight as codes, uint8 [out, in], with scale and low per group, float32 [out, groups].
+
+    bits: bits of a code. The weight is code * scale + low.
+    """
 
     bits: int
     codes: Tensor
@@ -44,7 +47,7 @@ class Groups:
     low: Tensor
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the parts do not fit each other, as in a damaged file."""
+        """Raise ValueError if the sizes do not fit each other, as in a damaged file."""
         (rows, columns), groups = self.codes.shape, self.scale.shape[-1]
         fits = self.scale.shape == self.low.shape == (rows, groups)
         if not fits or not groups or columns % (2 * groups):
@@ -52,32 +55,35 @@ class Groups:
 
     @classmethod
     def around(cls, zero: float | Tensor, bits: int, codes: Tensor, scale: Tensor) -> Groups:
-        """Where a code, or one of each group, stands for nought."""
+        """Make a weight from scales and a zero point: one for all codes, or [out, groups]."""
         return cls(bits, codes, scale, -(zero * scale))
 
     def values(self) -> Tensor:
-        """[out, in] in float32."""
+        """Return the dequantised weight, float32 [out, in]."""
         grouped = self.codes.unflatten(1, (self.scale.shape[1], -1)).float()
         return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
 
     def of_rows(self, rows: int) -> Groups:
-        """The same where blocks in a row make a row."""
+        """Return the same with `rows` rows, each made of consecutive rows of this one."""
         parts = (part.reshape(rows, -1) for part in (self.codes, self.scale, self.low))
         return Groups(self.bits, *parts)
 
     def linear(self) -> GroupedLinear:
-        """As products want it."""
+        """Return the weight as a `GroupedLinear`, with codes of 4 or 8 bits."""
         return GroupedLinear.of(4 if self.bits <= 4 else 8, self.codes, self.scale, self.low)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a method stores a weight.
+    """How a quantisation method stores a weight.
 
-    main: the ending of the tensor that stands for `weight`, or more of them; beside: endings of
-    those that belong to it. read: the weight in groups, or its values, of its parts and the
-    `quantization_config`. size: of the weight, as its parts' sizes and these say.
-    weight: the ending that it has without quantisation.
+    main: possible endings of the tensor with the codes.
+    beside: endings of the tensors that belong to it, such as scales.
+    read: returns the weight as `Groups`, or dequantised, from its tensors and
+        `quantization_config`.
+    size: returns the size of the weight, from the sizes of its tensors, the tensors, and
+        `quantization_config`.
+    weight: the ending of the same weight in an unquantised checkpoint.
     """
 
     main: tuple[str, ...]
@@ -88,7 +94,7 @@ class Form:
 
 
 class QuantisedFiles:
-    """The tensors of a quantised checkpoint, as one that is not has them."""
+    """The tensors of a quantised checkpoint, under the names of an unquantised one."""
 
     def __init__(self, files: PlainFiles, form: Form, config: Mapping[str, Any]) -> None:
         self._files, self._form, self._config = files, form, config
@@ -96,7 +102,7 @@ class QuantisedFiles:
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Tensors that belong to a quantised weight are left out."""
+        """The sizes by name, where the tensors of a quantised weight appear as one weight."""
         form = self._form
         stems = {n.removesuffix(end) for n in self._stored for end in form.main if n.endswith(end)}
         quantised = [stem for stem in sorted(stems) if self._main(stem + form.weight) is not None]
@@ -113,21 +119,24 @@ class QuantisedFiles:
         return found
 
     def tensor(self, name: str) -> Tensor | None:
-        """In float32 where it is quantised."""
+        """Return a copy of a tensor, in float32 if it is quantised; None if it does not exist."""
         found = self._read(name)
         return found.values() if isinstance(found, Groups) else found
 
     def linear(self, name: str) -> GroupedLinear | None:
-        """None where no groups of columns have a scale."""
+        """Return a quantised projection; None if it has no codes with a scale per group."""
         found = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
         return found.linear() if isinstance(found, Groups) else None
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
-        """None where it is quantised."""
+        """Return a reader of single rows; None if the tensor is quantised."""
         return None if self._main(name) else self._files.rows(name, dtype)
 
     def _main(self, name: str) -> str | None:
-        """The stem of a weight that is quantised: other tensors of its name stand beside it."""
+        """Return the name without its ending if it is that of a quantised weight, otherwise None.
+
+        A weight is quantised if the checkpoint has tensors with a main and a beside ending for it.
+        """
         stem, both = name.removesuffix(self._form.weight), (self._form.main, self._form.beside)
         quantised = all(any(stem + ending in self._stored for ending in each) for each in both)
         return stem if quantised and name.endswith(self._form.weight) else None
@@ -141,7 +150,7 @@ class QuantisedFiles:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """What is raised is about this weight."""
+        """Turn errors of damaged tensors into an InputError that names the weight."""
         try:
             yield
         except DAMAGED as error:
@@ -152,7 +161,7 @@ class QuantisedFiles:
 
 
 def need(part: Part, ending: str) -> Tensor:
-    """A tensor that has to be there. Raises ValueError."""
+    """Return a tensor; raise ValueError if it is missing."""
     found = part(ending)
     if found is None:
         raise ValueError(f"there is no {ending.removeprefix('.')}")
@@ -160,7 +169,7 @@ def need(part: Part, ending: str) -> Tensor:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Codes uint8 [..., count * 32 / bits] of int32 [..., count], the lowest bits first."""
+    """Unpack int32 [..., count] to codes, uint8 [..., count * 32 / bits], lowest bits first."""
     if not 2 <= bits <= 8:
         raise ValueError(f"{bits} bits")
     packed = words.to(torch.int32).contiguous().view(torch.uint8)
@@ -177,7 +186,9 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def scaled(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
-    """Values in float32. scale: of one number, [out], [out, 1], or of blocks [rows, columns].
+    """Multiply a weight by its scale, and return it in float32.
+
+    scale: one number, [out], [out, 1], or one number per block [block rows, block columns].
 
     Raises:
         ValueError: if the scales do not cover the weight.
@@ -191,12 +202,13 @@ def scaled(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
 
 
 def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
-    """Rows and columns of the weights that one scale is for.
+    """Return the rows and columns that one scale covers.
 
-    size: of the weight. scales: of the scales. blocks: that are possible, where they are none.
+    size: of the weight. scales: size of the scales.
+    blocks: the block sizes in the config, of which one must fit if the scales are per block.
 
     Raises:
-        ValueError: if the scales do not cover the weight, or nothing says how.
+        ValueError: if the scales do not cover the weight, or not exactly one block size fits.
     """
     rows, columns = size
     if prod(scales) == 1 or scales in ((rows,), (rows, 1)):
@@ -214,10 +226,10 @@ def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
 
 
 def spread(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
-    """Each scale for so many values, `count` of them in all.
+    """Repeat each scale `block` times along `dim`, and cut the result to `count`.
 
     Raises:
-        ValueError: if there are more scales, or fewer.
+        ValueError: if the number of scales does not fit `count`.
     """
     if block < 1 or scales.shape[dim] != -(-count // block):
         raise ValueError(f"{scales.shape[dim]} scales of {count} values in blocks of {block}")
@@ -228,7 +240,7 @@ def spread(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
 
 
 def _awq(part: Part, config: Mapping[str, Any]) -> Groups:
-    """As its gemm kernels want it: eight columns to a word, in an order of their own.
+    """Read AWQ weights in the layout of its gemm kernels: 8 columns per word, in `_AWQ_ORDER`.
 
     qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
     """
@@ -245,28 +257,30 @@ def _awq_columns(words: Tensor) -> Tensor:
 
 
 def _gptq(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
-    """Of 2 to 8 bits, versions 1 and 2, with columns in order or not (`desc_act`).
+    """Read GPTQ weights with 2 to 8 bits, version 1 or 2, with or without `desc_act`.
 
     qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out].
     """
     words, scale, groups = need(part, ".qweight"), need(part, ".scales").float(), part(".g_idx")
-    # `dynamic` gives some projections other bits, which the shapes tell.
+    # `dynamic` may give a projection other bits. With g_idx the shapes tell how many.
     bits = int(config["bits"]) if groups is None else 32 * len(words) // max(1, len(groups))
     codes = unpacked(words.t(), bits)
-    # The first version stores zero points less one; what its kernels add is not cut to the bits.
+    # Version 1 stores zero points minus one. Its kernels add the 1 without wrapping around.
     first = config.get("checkpoint_format", "gptq") != "gptq_v2"
     low = -(unpacked(need(part, ".qzeros"), bits).float() + first) * scale
     each = codes.shape[1] // max(1, len(scale))
     if groups is None or torch.equal(groups.long(), torch.arange(codes.shape[1]) // max(1, each)):
         return Groups(bits, codes, scale.t(), low.t())
-    # Groups of columns that are apart: of these, each column gets its own scale.
+    # The columns of a group are not adjacent (`desc_act`), so the weight is dequantised now.
     index = groups.long()
     return torch.addcmul(low.t()[:, index], codes.float(), scale.t()[:, index])
 
 
 def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
-    """Of compressed-tensors, packed or not. Codes are signed; packed ones have half their range
-    added."""
+    """Read weights of compressed-tensors, packed or one per byte.
+
+    Codes are signed. In the packed form half of the range is added to them.
+    """
     scale, packed = need(part, ".weight_scale"), part(".weight_packed")
     if packed is None:
         return _whole(need(part, ".weight"), scale, part(".weight_zero_point"), config)
@@ -286,7 +300,7 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
 def _whole(
     weight: Tensor, scale: Tensor, zero: Tensor | None, config: Mapping[str, Any]
 ) -> Groups | Tensor:
-    """A code of compressed-tensors in a byte each, or 8-bit floats."""
+    """Read unpacked weights of compressed-tensors: int8 codes or 8-bit floats."""
     if weight.dtype != torch.int8:
         return scaled(weight, scale, _blocks(config))
     scale = scale.float().reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
@@ -296,10 +310,10 @@ def _whole(
 
 
 def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How the first group of projections is quantised; others may not differ.
+    """Return how the first group of projections is quantised.
 
     Raises:
-        ValueError: if they do.
+        ValueError: if another group has a different number of bits.
     """
     found = [group["weights"] for group in config["config_groups"].values()]
     if any(each.get("num_bits") != found[0].get("num_bits") for each in found):
@@ -309,7 +323,7 @@ def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
-    """Sizes of blocks that have a scale, of any group of projections."""
+    """Return the block sizes that the config names, over all groups of projections."""
     groups = [group["weights"] for group in config.get("config_groups", {}).values()]
     written = [config.get("weight_block_size"), *(each.get("block_structure") for each in groups)]
     return {(int(high), int(wide)) for high, wide in filter(None, written)}
@@ -319,16 +333,16 @@ def _blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
 
 
 def _fp8(part: Part, config: Mapping[str, Any]) -> Tensor:
-    """8-bit floats with a scale per tensor, row or block, as several methods store them."""
+    """Read 8-bit floats with a scale per tensor, row or block, as several methods store them."""
     scale = part(".weight_scale_inv")
     scale = need(part, ".weight_scale") if scale is None else scale
     return scaled(need(part, ".weight"), scale, _blocks(config))
 
 
 def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
-    """Experts in pairs of 4-bit floats, 32 of them with a power of two.
+    """Read experts in MXFP4: two 4-bit floats per byte, and a power of two for each 32 of them.
 
-    Values [experts, in, out] of blocks [experts, out, groups, 16], the low nibble first.
+    Blocks [experts, out, groups, 16] become values [experts, in, out]. The low nibble comes first.
     """
     blocks, scales = need(part, "_blocks"), need(part, "_scales")
     if blocks.dtype != torch.uint8 or scales.shape != blocks.shape[:-1]:
@@ -340,7 +354,7 @@ def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
 
 
 def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
-    """Blocks of 4-bit levels from a table (nf4, fp4), or int8 with a scale per row."""
+    """Read 4-bit codes of a table of levels (nf4, fp4) in blocks, or int8 with a scale per row."""
     weight = need(part, ".weight")
     if weight.dtype == torch.int8:
         scale = need(part, ".SCB").float()[:, None] / 127
@@ -348,7 +362,7 @@ def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     weight = weight.contiguous().view(torch.uint8)  # stored in words of bnb_4bit_quant_storage
     state = _bitsandbytes_state(part)
     most = need(part, ".weight.absmax")
-    if (of_most := part(".weight.nested_absmax")) is not None:  # scales that are quantised, too
+    if (of_most := part(".weight.nested_absmax")) is not None:  # the scales are quantised too
         levels = need(part, ".weight.nested_quant_map")[most.long()]
         each = spread(of_most, int(state["nested_blocksize"]), len(levels))
         most = levels * each + float(state["nested_offset"])
@@ -420,4 +434,4 @@ FORMS: Mapping[str, Form] = MappingProxyType({
         _bitsandbytes, _bitsandbytes_size,
     ),
 })  # fmt: skip
-"""By `quant_method`, those of `files.METHODS`."""
+"""The form of each quantisation method in `files.METHODS`."""

@@ -1,6 +1,7 @@
-"""A GGUF file's own tokenizer: its vocabulary, how text is cut before merging, what ends a text.
+"""The tokenizer in a GGUF file: its vocabulary, its pre-tokenizer, and the tokens that end a text.
 
-Made here of what the file says, and as llama.cpp reads it. Needs neither torch nor `transformers`.
+The tokenizer is built from the file's metadata as llama.cpp interprets it. This module needs
+neither torch nor `transformers`.
 """
 
 from __future__ import annotations
@@ -17,45 +18,47 @@ from beamwright.models.formats.described import refuse, shards
 from beamwright.models.formats.header import read_header
 
 _AT = "tokenizer.ggml."
-_NORMAL = 1  # types of tokens
+_NORMAL = 1  # GGUF's types of tokens
 _CONTROL = 3
 _USER_DEFINED = 4
-_IN_TEXT = (2, _CONTROL, _USER_DEFINED)  # of what a text holds they are taken out first
+_IN_TEXT = (2, _CONTROL, _USER_DEFINED)  # types that are split off a text before it is tokenized
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # where a SentencePiece file does not say
+_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # SentencePiece's ids, if the file has none
 _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 class TokenFiles(NamedTuple):
-    """What the files of a tokenizer say.
-
-    special_tokens: texts by role, `bos_token` and so on. chat_template: a text, several by name, or
-    None. remarks: a line each. ends: ids that end a reply. adds_bos: a prompt begins with
-    `bos_token`, whatever its template writes.
-    """
+    """A tokenizer and what its files say about it."""
 
     tokenizer: Tokenizer
     special_tokens: Mapping[str, str]
+    """Texts of special tokens by their role, such as `bos_token`."""
     chat_template: str | dict[str, str] | None
+    """A template, several templates by name, or None."""
     remarks: tuple[str, ...] = ()
+    """One line for each item that may matter but is not used or is missing."""
     ends: frozenset[int] = frozenset()
+    """Ids of the tokens that end a reply."""
     adds_bos: bool = False
+    """True if every prompt begins with `bos_token`, even if the template does not write it."""
 
 
 def cuts_of(name: str) -> list[list[str]]:
-    """Where a text is cut before it is merged, by a name of `tokenizer.ggml.pre`; [] if unknown.
+    """Return the regular expressions of the pre-tokenizer `name`, a value of `tokenizer.ggml.pre`.
 
-    Each list is one way: expressions, each of which cuts what those before it left.
+    Each inner list is one pre-tokenizer: each expression splits the pieces that the expressions
+    before it left. The outer list is [] if the name is unknown.
     """
     return [row["by"] for row in read_beside(__file__)["cuts"] if name in row["names"]]
 
 
 def read_vocabulary(file: Path) -> TokenFiles:
-    """The tokenizer and the chat templates of a GGUF file.
+    """Read the tokenizer and the chat templates of a GGUF file.
 
     Raises:
-        InputError: for a damaged file; UnsupportedModelError: for a tokenizer that is not read, or
-            lists that make none.
+        InputError: for a damaged file.
+        UnsupportedModelError: for a tokenizer that is not supported, or for lists of tokens, scores
+            or merges that do not fit each other.
     """
     found, where = read_header(shards(file)[0], texts=True).metadata, f"model {file}: {_AT}"
     model, pre = found.get(f"{_AT}model"), found.get(f"{_AT}pre")
@@ -83,7 +86,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
         if type(id := found.get(f"{_AT}{role}_token_id")) is int and 0 <= id < len(tokens)
     }
     special = {name: tokens[ids[role]] for role, name in _ROLES.items() if role in ids}
-    # Gemma has </s> as a tag of HTML.
+    # In Gemma's vocabulary </s> is an HTML tag, which is not a control token.
     named = zip(range(len(tokens)), tokens, kinds, strict=True)
     ends = {
         id
@@ -120,7 +123,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
 
 
 def _list(found: dict[str, Any], name: str, *kinds: type) -> list[Any]:
-    """One of its lists; an empty one where there is none of these kinds."""
+    """Return a list in the tokenizer's metadata; [] if it is missing or has other types."""
     values = found.get(f"{_AT}{name}")
     return values if isinstance(values, list) and {*map(type, values)} <= {*kinds} else []
 
@@ -140,7 +143,10 @@ def _byte_level(
 def _pairs(
     normal: list[str], scores: list[float], tokens: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """Neighbours that SentencePiece merges, first those whose token has the best score."""
+    """Return the merges of a SentencePiece vocabulary, those with the best scores first.
+
+    Each is a pair of tokens whose texts together are the text of a normal token.
+    """
     order = sorted(range(len(normal)), key=scores.__getitem__, reverse=True)
     return [
         (first, second)
@@ -153,7 +159,10 @@ def _pairs(
 def _pieces(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], unknown: str, blank: bool
 ) -> Tokenizer:
-    """SentencePiece's. blank: before each text, also behind a special token."""
+    """Build a SentencePiece tokenizer.
+
+    blank: True to add a space before each text, also after a special token.
+    """
     model = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer, under = Tokenizer(model), "\u2581"
     before = [normalizers.Prepend(under)] if blank else []
