@@ -1,7 +1,7 @@
-"""ServerClient: HTTP to one server, whatever stands between: proxies, redirects, packed replies.
+"""ServerClient: an HTTP client for one server, with proxies, redirects and compressed replies.
 
-Replies are bounded in bytes and seconds. What a server says is told in its own words, without the
-key and the login, which it may repeat.
+Replies are bounded in bytes and seconds. Errors quote the server's own words, without the API key
+and the login, which a server may repeat.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from httpx_sse import EventSource
 
 from beamwright.errors import InputError
 
-BROKEN = 500  # by the question, if it stays so
-_CONNECT_S, _KEPT_S = 10.0, 2.0  # servers hang up after five idle seconds
+BROKEN = 500  # a lasting 500 is blamed on the request
+# Connect timeout, and how long an idle connection is kept: servers close it after five seconds.
+_CONNECT_S, _KEPT_S = 10.0, 2.0
 _ERROR_BYTES, _ERROR_CHARS, _SHOWN = 64 << 10, 1000, 200
 _JSON, _LOGIN = json.JSONDecoder(), re.compile(r"//[^/]*@")
-# A mark of the byte order before the first event is skipped.
+# utf-8-sig skips a byte order mark before the first event.
 _SSE = {"content-type": "text/event-stream; charset=utf-8-sig"}
 
 
 class Refused(Exception):
-    """The server has refused. status: HTTP's, or that of an error inside a reply. text: in its
-    words; retry_after_s: when it may be asked again."""
+    """The server refused the request.
+
+    status: the HTTP status, or the code of an error inside a reply.
+    text: the server's message.
+    retry_after_s: seconds until a retry is allowed.
+    """
 
     def __init__(self, status: int, text: str, retry_after_s: float = 0.0, how: str = "") -> None:
         super().__init__(f"{how or f'HTTP {status}'}: {text}")
@@ -43,7 +48,8 @@ class Refused(Exception):
 class ServerClient:
     """A client of the server at `url`, for one event loop.
 
-    key, login: that the server wants. last: how its last whole reply begins.
+    key, login: the API key and the user:password for the server.
+    last: the beginning of the server's last complete reply.
 
     Raises:
         InputError: for a proxy of the environment that cannot be used.
@@ -58,17 +64,17 @@ class ServerClient:
         host, shown = urlsplit(url).hostname, _LOGIN.sub("//", proxy or "")
         way = f"proxy {shown}, which the environment names; NO_PROXY={host} goes around it"
         self._hint = f" (by the {way})" if proxy else ""
-        headers = {"Accept-Encoding": "identity"}  # a packed one has no size to be bounded
+        headers = {"Accept-Encoding": "identity"}  # a compressed reply's size is unknown
         try:
             limits = httpx.Limits(keepalive_expiry=_KEPT_S)
             transport = httpx.AsyncHTTPTransport(proxy=proxy, limits=limits)
-        except (ImportError, ValueError) as error:  # its words name what is to be installed
+        except (ImportError, ValueError) as error:  # the message names a missing package
             raise InputError(f"{way}: {self.line(str(error))}") from error
         self.client = httpx.AsyncClient(
             base_url=f"{url}/",
             headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
             auth=httpx.BasicAuth(user, password) if login else None,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # replies have theirs
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `stream` for replies
             transport=transport,
             follow_redirects=True,
         )
@@ -86,7 +92,10 @@ class ServerClient:
     async def whole(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> Any:
-        """Return a whole reply; raises as `stream`, and Refused for an error inside it."""
+        """Return a complete JSON reply.
+
+        Raises what `stream` raises, and Refused for an error inside the reply.
+        """
         async with self.stream(method, path, most_s, most, body) as chunks:
             said = b"".join([chunk async for chunk in chunks])
         self.last = said[:_SHOWN].decode(errors="replace")
@@ -99,11 +108,13 @@ class ServerClient:
         """Stream the bytes of a reply: at most `most` of them, in at most `most_s` seconds.
 
         Raises:
-            Refused: if it says no; TimeoutError; ValueError: if there are more.
+            Refused: if the server refuses the request.
+            TimeoutError: if the reply takes longer.
+            ValueError: if the reply is larger.
         """
         asked = self.client.stream(method, path, json=body)
         async with asyncio.timeout(most_s), asked as response:
-            if response.request.method != method:  # as some statuses have it
+            if response.request.method != method:  # some redirects turn POST into GET
                 moved = response.history[0]
                 where = f"it has moved to {moved.headers['location']}: write that as --model"
                 raise Refused(moved.status_code, where)
@@ -120,10 +131,10 @@ class ServerClient:
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
     """Yield the JSON of server-sent events; raises Refused for an error among them.
 
-    Values may have lines of their own, though no blank one parts them. A server that does not
-    stream says all in one value, which is no event.
+    One event may hold several JSON values on lines of their own. A server that does not stream
+    sends a single JSON value without an event, which is yielded as well.
     """
-    heard = list[bytes]()  # behind the last event
+    heard = list[bytes]()  # bytes received after the last event
 
     async def noted() -> AsyncIterator[bytes]:
         async for chunk in chunks:
@@ -147,7 +158,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any
 
 
 def _checked(value: Any) -> Any:
-    """Return a reply; raises Refused for an error in it, whatever its HTTP status was."""
+    """Return a reply unchanged; raises Refused if it holds an error, even with HTTP 200."""
     if isinstance(value, dict):
         error = value if value.get("object") == "error" else value.get("error")
         choices = value.get("choices")
@@ -162,16 +173,16 @@ def _checked(value: Any) -> Any:
 
 
 async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """Yield a reply's bytes, unpacked; raises ValueError for more than `most`."""
+    """Yield a reply's decompressed bytes; raises ValueError for more than `most`."""
     encoding, size = response.headers.get("content-encoding", "identity"), 0
     if encoding.lower() not in ("identity", "gzip", "deflate"):
         raise httpx.DecodingError(f"it is in {encoding}, which was not asked for")
-    async for chunk in response.aiter_bytes():  # a packed one is of a read of the socket, at most
+    async for chunk in response.aiter_bytes():  # a compressed chunk is at most one socket read
         size += len(chunk)
         if size > most:
             raise ValueError(f"more than {most:,} bytes, for what was asked")
         yield chunk
-    yield b"\n\n"  # the last event may lack it
+    yield b"\n\n"  # ends the last event, in case the server did not
 
 
 def _retry_after_s(said: str) -> float:
@@ -184,7 +195,7 @@ def _retry_after_s(said: str) -> float:
 
 
 def _proxy_for(url: str) -> str | None:
-    """Find the proxy that the environment, or the system, names for this URL."""
+    """Return the proxy that the environment or the system configures for this URL, or None."""
     address, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(address.netloc):

@@ -1,8 +1,8 @@
-"""How a server is asked, and what it answers: OpenAI's `/v1/completions`, and llama-server's way.
+"""Request and reply formats of servers: OpenAI's `/v1/completions` and llama-server's own API.
 
-OpenAI's does not say whether a prompt may be token ids, whether those that were drawn come back,
-and above all which of two ways a text has ended: at a stop string or at the end of the reply. vLLM,
-SGLang and Beamwright say so, each in a field of its own; llama-server in a dialect of its own.
+OpenAI's format does not define whether a prompt may be token ids and whether the sampled ids are
+returned. Above all it does not distinguish a text that ended at a stop string from one that ended
+at the end token. vLLM, SGLang and Beamwright add a field for that; llama-server has its own API.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from beamwright.errors import BeamwrightError
 from beamwright.sections import SamplingSettings
 
 Ended = Literal["stop", "eos", "length"]
-"""At a stop string, at the end of a text, or at `max_tokens`."""
+"""A text ended at a stop string, at the end token, or at `max_tokens`."""
 
-OPTIONAL = ("logprobs", "seed")  # left out for a server that refuses them
-STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
-_MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
-_MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
+OPTIONAL = ("logprobs", "seed")  # fields to omit if a server refuses them
+STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's field, SGLang's field
+_MOST_COUNTED = 2**53  # larger numbers are inexact in JSON
+_MOST_STOPS = 4  # OpenAI's and vLLM's limit; others are found in the text
 
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """A prompt that is to be continued `count` times.
+    """A prompt to continue `count` times.
 
-    text: the same prompt, special tokens included, for who takes no token ids. seed: the same one
-    gives the same texts, as far as anything elsewhere does. stops: what ends a text, in it.
+    text: returns the prompt with special tokens, for servers that take no token ids.
+    seed: the sampling seed; most servers give equal texts for equal seeds, but do not promise it.
+    stops: stop strings; the returned text includes the one that ended it.
     """
 
     token_ids: tuple[int, ...]
@@ -44,10 +45,11 @@ class PromptRequest:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A continuation.
+    """One generated text.
 
-    text: special tokens left out; the stop that ended it included. token_ids: None where they are
-    not said; with the one that ended it, where it is said.
+    text: the text without special tokens, including the stop string that ended it.
+    token_ids: the sampled ids, with the end token if the server returns it; None if the server
+        returns no ids.
     """
 
     text: str
@@ -58,10 +60,11 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of what was asked under `key`; fewer texts than asked for, or an error.
+    """The result of the request `key`: its texts, possibly fewer than requested, or an error.
 
-    prompt_tokens: that were read; cached_tokens: of these, KV that was there; None: not said.
-    tries: requests that it took.
+    prompt_tokens: prompt tokens that the server read; None if not reported.
+    cached_tokens: the part of them that was in the server's prefix cache; None if not reported.
+    tries: the number of requests sent, including retries.
     """
 
     key: Hashable
@@ -74,13 +77,17 @@ class Reply:
 
 @dataclass(frozen=True)
 class Completions:
-    """OpenAI's dialect.
+    """OpenAI's `/v1/completions`.
 
-    path: where it is asked. token_bytes: of JSON, most per token. most: texts for one prompt.
-    token_ids: they come back. streams: nothing shows that a stop string has ended a text, which is
-    therefore read as it is written, and left where the string is.
-    ids: prompts are token ids, not texts. extras: fields that are not OpenAI's. without: fields
-    that the server refuses.
+    path: the URL path.
+    token_bytes: the largest JSON size per generated token.
+    most: the largest number of texts per prompt; None for any.
+    token_ids: the server returns sampled token ids.
+    streams: the server does not show which stop string ended a text, so texts are streamed and
+        closed at the stop string.
+    ids: prompts are sent as token ids instead of text.
+    extras: send fields beyond OpenAI's.
+    without: fields that the server refuses.
     """
 
     path: str = "completions"
@@ -93,9 +100,9 @@ class Completions:
     without: frozenset[str] = frozenset()
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """Build a request without what nobody asks for: some refuse what they do not know.
+        """Build a request with only the fields in use, since servers may refuse unknown ones.
 
-        model: which, where the server has several.
+        model: the model's name on the server.
         """
         sampling = prompt.sampling
         stops = None if self.streams else list(prompt.stops[:_MOST_STOPS])
@@ -122,7 +129,7 @@ class Completions:
         }
 
     def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """Read a whole reply; raises KeyError, TypeError or ValueError for what is none."""
+        """Parse a reply; raises KeyError, TypeError or ValueError if it is invalid."""
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
         if not choices:
             raise ValueError("it has no choices")
@@ -143,12 +150,12 @@ def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
 
 
 def logprobs_in(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Read the log-probabilities of a choice, or of a piece of one; raises as `logprobs_of`."""
+    """Read the log-probabilities of a choice or chunk; raises what `logprobs_of` raises."""
     return logprobs_of((choice.get("logprobs") or {}).get("token_logprobs") or ())
 
 
 def end_of(reason: object) -> Ended:
-    """Read a `finish_reason` of a text without a stop string; raises ConnectionError."""
+    """Parse the `finish_reason` of a text; raises ConnectionError for an unknown one."""
     word = str(reason).lower()
     if word == "length":
         return "length"
@@ -159,8 +166,8 @@ def end_of(reason: object) -> Ended:
 
 # --- llama-server -------------------------------------------------------------------------------
 
-LLAMA = "llamacpp"  # of its models in `/v1/models`
-CROWDED = "Context size has been exceeded"  # by all slots together, where they share one KV cache
+LLAMA = "llamacpp"  # `owned_by` of llama-server's models in `/v1/models`
+CROWDED = "Context size has been exceeded"  # also when slots together fill a shared KV cache
 _ENDS: dict[object, Ended] = {"word": "stop", "eos": "eos", "limit": "length"}
 _LLAMA_FIELDS = (
     "index", "content", "tokens", "stop_type", "stopping_word", "tokens_evaluated", "timings",
@@ -170,35 +177,34 @@ _LLAMA_FIELDS = (
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """llama-server's own, `/completion`: token ids both ways, and how each text has ended.
+    """llama-server's own `/completion`, with token ids in both directions and the stop reason.
 
-    Its OpenAI endpoint says neither. A request that is silent is sampled as a chat's (top-k 40,
-    top-p 0.95, min-p 0.05, and whatever the server was started with), so all that can change a draw
-    is said: the samplers that there are here, in their order here, and no others.
+    Its OpenAI endpoint has neither. Unset sampling fields take chat defaults (top-k 40, top-p 0.95,
+    min-p 0.05, and the server's command line). So the request sets every field that changes
+    sampling, and lists only the samplers that Beamwright has, in Beamwright's order.
 
-    It does not say how likely the tokens of a stop string were, nor those before the last of a
-    character. With `ignore_eos` it never draws the end, where others draw it and go on.
+    The server does not report log-probabilities of a stop string's tokens, nor of a character's
+    tokens except the last. With `ignore_eos` it never samples the end token, where other servers
+    sample it and continue. Each text of a request takes one of the server's slots.
 
-    Of texts for one prompt, each takes one of the server's slots.
-
-    Fields as those of `Completions`. context: tokens of a slot; 0: not said.
+    The fields are those of `Completions`. context: tokens per slot; 0 if not reported.
     """
 
     path: str
     most: int
     context: int
-    token_bytes: int = 2048  # it says each token twice, and byte by byte
+    token_bytes: int = 2048  # each token is reported twice, once byte by byte
     token_ids: bool = True
     streams: bool = False
 
     @classmethod
     def of(cls, url: str, props: Any) -> LlamaServer:
-        """Read the slots and the context from its `/props`."""
+        """Read the number of slots and the context from the server's `/props`."""
         context = count_of(props, "default_generation_settings", "n_ctx") or 0
         return cls(f"{url}/completion", count_of(props, "total_slots") or 1, context)
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """As of `Completions`."""
+        """Build a request, as `Completions.body` does."""
         sampling = prompt.sampling
         return {
             "model": model,
@@ -219,12 +225,13 @@ class LlamaServer:
         }
 
     def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """As of `Completions`."""
-        del stops  # it says which
+        """Parse a reply, as `Completions.reply_of` does."""
+        del stops  # the reply names the stop string
         every = answer if isinstance(answer, list) else [answer]
         texts = sorted(every, key=lambda text: int(text["index"]))
         first = texts[0]
-        cached = count_of(first, "timings", "cache_n")  # `tokens_cached` counts what it will have
+        # `tokens_cached` would count the cache after the request.
+        cached = count_of(first, "timings", "cache_n")
         read = count_of(first, "tokens_evaluated")
         return Reply(key, [_written_by_llama(text) for text in texts], read, cached)
 
@@ -239,25 +246,25 @@ def _written_by_llama(said: Mapping[str, Any]) -> Continuation:
     ids, text = ids_of(said["tokens"]), text_of(said["content"])
     if not ids:
         raise ValueError("it does not say which tokens it drew")
-    if ended == "stop":  # it is cut off
+    if ended == "stop":  # the server omits the stop string
         text += text_of(said["stopping_word"])
     values = [each["logprob"] for each in said.get("completion_probabilities") or ()]
     return Continuation(text, ids, logprobs_of(values), ended)
 
 
-# --- what a server says, as what it has to be: it may say anything ----------------------------
+# --- checks of reply fields, which may have any type -------------------------------------------
 
 
 def text_of(value: object) -> str:
-    """Check a text of a server's; raises TypeError or ValueError for what is none."""
+    """Return a text field; raises TypeError or ValueError if it is not valid text."""
     if not isinstance(value, str):
         raise TypeError(f"a text that is {type(value).__name__}")
-    value.encode()  # halves of characters, which no tokenizer takes
+    value.encode()  # raises for lone surrogates, which no tokenizer accepts
     return value
 
 
 def ids_of(values: Iterable[object]) -> tuple[int, ...]:
-    """Check token ids of a server's; raises TypeError for what are none."""
+    """Return token ids; raises TypeError if one is not an integer."""
     ids = tuple(value for value in values if type(value) is int)
     if len(ids) != len(tuple(values)):
         raise TypeError("token ids that are no integers")
@@ -265,7 +272,7 @@ def ids_of(values: Iterable[object]) -> tuple[int, ...]:
 
 
 def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
-    """Check log-probabilities, nulls left out; raises ValueError for what is no number."""
+    """Return log-probabilities without nulls; raises ValueError if one is not a number."""
     values = [value for value in values if value is not None]
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         raise ValueError("log-probabilities that are no numbers")
@@ -273,7 +280,7 @@ def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
 
 
 def count_of(value: Any, *names: str) -> int | None:
-    """Find a count under these names; None for what is none."""
+    """Return the count at this path of keys; None if it is missing or not a count."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None

@@ -1,8 +1,8 @@
-"""RemoteGenerator: a model that `--model` names on a server, asked in the richest dialect it knows.
+"""RemoteGenerator: a model on a server (`--model openai:...`), used through its richest API.
 
-Requests run in an event loop on a thread of its own, each on a connection that is closed where
-nobody wants its text any more: servers take that for giving up. Replies are bounded in bytes and
-seconds; one that is odd is an error of its question, and what may pass is tried again.
+Requests run in an event loop on a separate thread, each on its own connection. Closing the
+connection cancels the request on the server. Replies are bounded in bytes and seconds. An invalid
+reply fails only its own request; temporary errors are retried.
 """
 
 from __future__ import annotations
@@ -47,34 +47,38 @@ from beamwright.remote.dialects import (
 )
 from beamwright.sections import ELSEWHERE, ModelSettings, SamplingSettings
 
-PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
-MOST_TRIES = 8  # a minute in all: servers start anew
+PLAIN = ":plain"  # suffix of a Beamwright server's model name for one sample without search
+MOST_TRIES = 8  # about a minute in all, enough for a server to restart
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
-_REPLY_S, _TOKEN_S = 600.0, 1.0  # a whole reply, with its wait in the server's queue
+_REPLY_S, _TOKEN_S = 600.0, 1.0  # timeout of a reply with queueing, plus this per token
 _MODELS_S, _MODELS_BYTES = 30.0, 16 << 20
-_ALIVE_S = 5.0  # until a server that does not say its models counts as gone
+_ALIVE_S = 5.0  # timeout of the liveness check, which asks for the list of models
 _MOST_HANGS = 2
-_REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # of JSON: in all, per token
-_EVENT_BYTES = 2048  # around a token that comes alone
+_REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # limits of a reply's JSON: base, per prompt token
+_EVENT_BYTES = 2048  # limit of one streamed event, which may hold a single token
 _PROMPT = "The answer is"
-_OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
-_PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
-_LOADING = (429, 503)  # waited for at the start
-_MISUNDERSTOOD = (400, 404, 422, BROKEN)  # llama-cpp-python says 500
-_SINGLE = (400, 422, 501)  # may be of n: not every server writes several texts
+_OURS = (401, 402, 403, 404)  # wrong key or model: every request would fail
+_PASSING = (408, 409, 425, 429, 502, 503, 504)  # temporary: a retry may succeed
+_LOADING = (429, 503)  # the server may still be loading: wait at the start
+_MISUNDERSTOOD = (400, 404, 422, BROKEN)  # unsupported field; llama-cpp-python answers 500
+_SINGLE = (400, 422, 501)  # the server may not support n > 1: retry with one text
 _FORMS = ((True, True), (True, False), (False, True), (False, False))  # extras, ids
 
 
 class RemoteGenerator:
-    """Writes texts, any number at a time, and its server has been asked what it understands. One
-    thread calls it.
+    """Generates texts on a server, any number at a time. It must be used from one thread.
 
-    name: of the model there; "" for the only one. codec: of the model's tokenizer. key, login: that
-    the server wants. context: most tokens of a path, 0 where nobody says. most: texts that are
-    asked for in one question. token_ids: it says those that it drew.
+    The constructor connects to the server and detects which fields it supports.
+
+    name: the model's name on the server; "" for its only model.
+    codec: the model's tokenizer.
+    key, login: the API key and user:password for the server.
+    context: the longest path in tokens; 0 if the server does not report it.
+    most: the largest number of texts per request; None for any.
+    token_ids: whether the server returns the sampled token ids.
 
     Raises:
-        InputError: if nobody answers there, or has no such model.
+        InputError: if the server does not answer or does not have the model.
     """
 
     name: str
@@ -94,7 +98,7 @@ class RemoteGenerator:
         self._running: dict[Hashable, Future[None]] = {}
         try:
             self._start(self._find, name).result()
-        except Exception as error:  # whatever what it says does to who reads it
+        except Exception as error:  # an invalid reply may raise anything
             self.close()
             if isinstance(error, BeamwrightError):
                 raise
@@ -110,10 +114,10 @@ class RemoteGenerator:
 
     @classmethod
     def find(cls, settings: ModelSettings) -> RemoteGenerator:
-        """Connect to what `--model` names, with a tokenizer for it.
+        """Connect to the server and model of `--model`, and load the model's tokenizer.
 
         Raises:
-            InputError: if there is no such model, or nothing says how its prompts are tokenised.
+            InputError: if there is no such model, or its tokenizer or context is unknown.
         """
         spec = settings.model
         url, _, name = spec.removeprefix(ELSEWHERE).partition("#")
@@ -134,12 +138,12 @@ class RemoteGenerator:
         return found
 
     def ask(self, key: Hashable, prompt: PromptRequest) -> None:
-        """Have a prompt continued; its reply is one of `wait`'s."""
+        """Start a request for continuations of a prompt; `wait` returns the reply."""
         self._running[key] = running = self._start(self._answer, key, prompt)
         running.add_done_callback(lambda _: self._running.pop(key, None))
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """What has been answered, at least one reply unless none comes in this time."""
+        """Return the replies so far, waiting up to `timeout_s` for the first."""
         replies: list[Reply] = []
         with suppress(Empty):
             replies.append(self._replies.get(timeout=timeout_s))
@@ -148,26 +152,26 @@ class RemoteGenerator:
         return replies
 
     def cancel(self, key: Hashable) -> None:
-        """Close the connection of a reply that nobody wants any more; it may come all the same."""
+        """Cancel a request by closing its connection; its reply may still arrive."""
         running = self._running.pop(key, None)
         if running is not None:
             running.cancel()
 
     def close(self) -> None:
-        """Close all connections, and end the thread. It can be used again."""
+        """Close all connections and end the thread. The next call starts a new one."""
         if self._work is not None:
             self._stop()
             self._work.join()
             self._work = None
 
     def fault(self) -> str | None:
-        """Why the server does not answer now; None if it does. Any thread may ask."""
+        """Return why the server does not answer, or None if it does. Thread-safe."""
         if self._work is None:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._told("models", _ALIVE_S), self._loop)
         try:
             asked.result(2 * _ALIVE_S)
-        except Exception as error:  # whatever what it says does to who reads it
+        except Exception as error:  # an invalid reply may raise anything
             return self._http.failure(error)
         return None
 
@@ -178,9 +182,10 @@ class RemoteGenerator:
                 self._http = ServerClient(self._url, self._key, self._login)
             except InputError as error:
                 raise InputError(f"{self._option}: {error}") from error
-            runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # not the caller's
+            # A new loop, whatever loop factory the caller has set.
+            runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
             self._loop = runner.get_loop()
-            # Nobody need close what is forgotten. Waits for nothing: garbage collection calls it.
+            # Ends the thread when this object is garbage collected; it must not block.
             self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
             served = (runner, self._http.client)
             self._work = threading.Thread(target=_serve, args=served, name="remote", daemon=True)
@@ -190,7 +195,7 @@ class RemoteGenerator:
     # --- a question, in the event loop -------------------------------------------------------
 
     async def _answer(self, key: Hashable, prompt: PromptRequest) -> None:
-        """Put the reply where `wait` finds it, whatever happens."""
+        """Send the request, with retries, and queue its reply or error for `wait`."""
         single = ""
         for tries in count(1):
             answer = None
@@ -203,7 +208,7 @@ class RemoteGenerator:
                     reply = self.dialect.reply_of(key, answer, prompt.stops)
                 self._replies.put(replace(reply, tries=tries))
                 return
-            except Exception as error:  # whatever what it says does to who reads it
+            except Exception as error:  # an invalid reply may raise anything
                 self._is_crowded |= CROWDED in str(error)
                 if prompt.count > 1 and isinstance(error, Refused) and error.status in _SINGLE:
                     prompt, single = replace(prompt, count=1), str(error)
@@ -222,11 +227,14 @@ class RemoteGenerator:
     def _judged(
         self, error: Exception, prompt: PromptRequest, answer: Any
     ) -> tuple[str, int, type[BeamwrightError]]:
-        """Judge an error: its message, how often to try, and its class. answer: the whole reply."""
+        """Return an error's message, its number of tries, and the class to raise.
+
+        answer: the complete reply, or None.
+        """
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, Refused):
             most = MOST_TRIES if error.status in (*_PASSING, BROKEN) else 1
-            # What it answers to others, but never to this, is of the question.
+            # A lasting refusal that is not about key or model is caused by this request.
             ours = error.status not in (*_PASSING, *_OURS)
             return str(error), most, InputError if ours else UnavailableError
         if isinstance(error, TimeoutError):
@@ -234,16 +242,16 @@ class RemoteGenerator:
         if isinstance(error, httpx.HTTPError | json.JSONDecodeError | ConnectionError):
             return said, MOST_TRIES, UnavailableError
         shown = ""
-        with suppress(RecursionError):  # as deep as it can be read
+        with suppress(RecursionError):  # a reply may be nested too deeply to print
             shown = f" in {json.dumps(answer, ensure_ascii=False):.200}"
         return f"no completion ({said}){shown * (answer is not None)}", 1, InputError
 
     async def _completed(self, prompt: PromptRequest) -> Any:
-        """Ask for a reply that comes as a whole."""
+        """Request a complete reply, without streaming."""
         return await self._http.whole(*self._asked(prompt, self.dialect.token_bytes))
 
     async def _read(self, prompt: PromptRequest) -> Continuation:
-        """Read a text as it is written, up to its first stop."""
+        """Stream a text up to its first stop string."""
         text, logprobs = "", list[float]()
         ended: Ended | None = None
         async with self._http.stream(*self._asked(prompt, _EVENT_BYTES)) as chunks:
@@ -257,12 +265,15 @@ class RemoteGenerator:
                 if stops:
                     text, ended = text[: min(stops)], "stop"
                     break
-        if ended is None:  # the server has dropped it; what is there is no step
+        if ended is None:  # the stream broke off, so the text is not a complete step
             raise ConnectionAbortedError("the text broke off")
         return Continuation(text, None, tuple(logprobs), ended)
 
     def _asked(self, prompt: PromptRequest, per_token: int) -> tuple[str, str, float, int, Any]:
-        """Build a request, with bounds; some servers repeat the prompt's tokens with every text."""
+        """Build a request with its timeout and size limit.
+
+        The limit includes the prompt, which some servers repeat with every text.
+        """
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
         most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
         return "POST", self.dialect.path, _reply_s(prompt), most, body
@@ -270,7 +281,7 @@ class RemoteGenerator:
     # --- what the server is ------------------------------------------------------------------
 
     async def _find(self, wanted: str) -> None:
-        """Look for the model; wait a minute for a server that still loads it."""
+        """Find the model; retry for about a minute while the server is loading it."""
         for tries in count(1):
             try:
                 return await self._look(wanted)
@@ -280,8 +291,10 @@ class RemoteGenerator:
                 await asyncio.sleep(_pause_s(tries, error))
 
     async def _look(self, wanted: str) -> None:
-        """Find the model's name there, its context, and the richest dialect that the server
-        understands; refuse a search by another Beamwright."""
+        """Detect the model's name, its context, and the richest dialect the server supports.
+
+        A search model of another Beamwright server is refused.
+        """
         answer = await self._told("models", _MODELS_S)
         models = {text_of(model["id"]): model for model in answer["data"] or ()}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
@@ -316,13 +329,13 @@ class RemoteGenerator:
         raise InputError(f"{self._option}: {said}")
 
     async def _told(self, path: str, most_s: float) -> Any:
-        """Ask the server about itself."""
+        """Request information about the server."""
         return await self._http.whole("GET", path, most_s, _MODELS_BYTES)
 
     async def _is_native(self) -> bool:
-        """True if it is a llama-server that says which tokens it draws; older ones do not."""
+        """Return whether this is a llama-server that reports sampled tokens; old ones do not."""
         try:
-            # One that has several models loads this one.
+            # A server with several models loads this one for the request.
             props = await self._told(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
             self.dialect = dialect = LlamaServer.of(self._root, props)
             answer = await self._completed(self._probe(()))
@@ -336,7 +349,7 @@ class RemoteGenerator:
         return True
 
     async def _learnt(self, dialect: Completions) -> Completions:
-        """Try a dialect, and return it with what the server turns out to say; raises Refused."""
+        """Try a dialect; return it with the abilities that the replies show. Raises Refused."""
         choice = await self._sample(())
         text, token_ids = text_of(choice["text"]), choice.get("token_ids")
         returns_ids = dialect.extras and token_ids is not None
@@ -348,13 +361,13 @@ class RemoteGenerator:
             choice = await self._sample((stop,))
             named = stop in [choice.get(name) for name in STOP_FIELDS]
             shown = named or str(choice.get("text", "")).endswith(stop)
-        # Texts that are read as they are written are tokenised here, and left at their stop, all
-        # that were asked for together.
+        # If the server does not show the stop string, each text is streamed alone, cut at the stop
+        # and tokenised here.
         most = None if shown else 1
         return replace(dialect, most=most, token_ids=returns_ids and shown, streams=not shown)
 
     def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
-        """Raises InputError if what the server wrote is not what its tokens are here."""
+        """Check that the server's text equals its token ids decoded here; raises InputError."""
         known = all(0 <= token < self.codec.vocab_size for token in token_ids)
         here = self.codec.decode(token_ids) if known else None
         if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
@@ -364,7 +377,7 @@ class RemoteGenerator:
             )
 
     async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
-        """Ask for a few tokens, the likeliest ones."""
+        """Request a few greedy tokens."""
         choice: Mapping[str, Any] = (await self._completed(self._probe(stops)))["choices"][0]
         return choice
 
@@ -380,7 +393,7 @@ def _is_url(text: str) -> bool:
     try:
         url = urlsplit(text)
         return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # of brackets that do not close, or a port that is none
+    except ValueError:  # unbalanced brackets, or an invalid port
         return False
 
 
@@ -406,7 +419,7 @@ def _read_key(file: str | None) -> str | None:
 
 
 def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
-    """Run the loop of a thread until it is stopped, then close its connections."""
+    """Run the thread's event loop until it is stopped, then close the connections."""
     loop = runner.get_loop()
     loop.run_forever()
     loop.run_until_complete(client.aclose())
@@ -414,11 +427,11 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
 
 
 def _pause_s(tries: int, error: Exception) -> float:
-    """Seconds before the next try: twice as many each time, or as many as the server says."""
+    """Return seconds before the next try: doubling each time, at least the server's request."""
     asked_s = getattr(error, "retry_after_s", 0.0)
     return min(max(_FIRST_WAIT_S * 2.0 ** (tries - 1), asked_s), _LONGEST_WAIT_S)
 
 
 def _reply_s(prompt: PromptRequest) -> float:
-    """Timeout of a whole reply."""
+    """Return the timeout of a complete reply in seconds."""
     return _REPLY_S + prompt.max_tokens * _TOKEN_S
