@@ -21,8 +21,8 @@ from rich.markup import render
 from beamwright import Solver
 from beamwright.cli.app import make_app
 from beamwright.config import Settings
-from beamwright.io import installed
-from beamwright.registry import extra_of, flag_of, rows_under
+from beamwright.io import installed_entry_points
+from beamwright.registry import flag_of, option_extra, rows_for_flag
 from beamwright.search import STRATEGIES
 from beamwright.serve.body import NEUTRAL
 from beamwright_lab.common import table
@@ -112,7 +112,7 @@ def cli_page() -> str:
     ]
     group: Any = typer.main.get_command(make_app())
     with group.make_context("beamwright", [], resilient_parsing=True) as parent:
-        others = {point.name for point in installed("beamwright.commands")}
+        others = {point.name for point in installed_entry_points("beamwright.commands")}
         for name in group.list_commands(parent):
             if name not in others:
                 _, command, _ = group.resolve_command(parent, [name])
@@ -169,7 +169,7 @@ def settings_page() -> str:
         parts += [f"## {section}", (kind.__doc__ or "").strip()]
         parts.append(_settings_table(kind.model_fields))
         for name in kind.model_fields:
-            rows = STRATEGIES.values() if name == "search" else rows_under(flag_of(name))
+            rows = STRATEGIES.values() if name == "search" else rows_for_flag(flag_of(name))
             for row in rows:
                 if row.options:
                     parts += [f"### {name}: {row.name}", row.meaning, _settings_table(row.options)]
@@ -194,7 +194,7 @@ def _values(field: FieldInfo) -> str:
     for kind in kinds:
         if get_origin(kind) is Literal:
             return ", ".join(f"`{value}`" for value in get_args(kind))
-    named = extra_of(field, "metavar")
+    named = option_extra(field, "metavar")
     plain = [kind.__name__ for kind in kinds if kind in (bool, int, float, str)]
     bounds = [
         f"{sign} {getattr(limit, each):g}"

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from beamwright import sections
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
-from beamwright.registry import declared_options, unknown
+from beamwright.registry import declared_options, unknown_option
 from beamwright.sections import Section
 
 _LONGEST_SHOWN = 120
@@ -99,7 +99,7 @@ class Settings(Section):
 
 
 @cache
-def gone() -> dict[str, str]:
+def removed_options() -> dict[str, str]:
     """Return what became of each removed option, or removed value such as `--choose pairwise`."""
     became: dict[str, str] = read_yaml(Path(__file__).with_name("gone.yaml"), "options")
     return became
@@ -144,7 +144,7 @@ def _no_section(key: str, owners: dict[str, str]) -> str:
         return f"{key!r} makes it a recipe of several settings, for `beamwright eval --recipe`"
     if key in owners:
         return f"unknown section {key!r}: write it as `{owners[key]}: {{{key}: ...}}`"
-    return unknown(key, key, Settings.model_fields)
+    return unknown_option(key, key, Settings.model_fields)
 
 
 def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> str:
@@ -152,9 +152,9 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
         return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
-    if name in gone():
-        return f"unknown option {where!r}: {gone()[name]}"
-    return unknown(where, name, owners)
+    if name in removed_options():
+        return f"unknown option {where!r}: {removed_options()[name]}"
+    return unknown_option(where, name, owners)
 
 
 def describe_invalid(error: ValidationError, where: str = "") -> str:
@@ -171,8 +171,8 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     # raised by a parser of `units`, whose message contains the value
     if first["type"] == "value_error":
         return f"{place} (--{option}): {first['ctx']['error']}"
-    if (written := f"--{option} {first['input']}") in gone():
-        return f"{written}: {gone()[written]}"
+    if (written := f"--{option} {first['input']}") in removed_options():
+        return f"{written}: {removed_options()[written]}"
     value = repr(first["input"])  # may be long: a recipe is a file
     if len(value) > _LONGEST_SHOWN:
         value = f"{value[:_LONGEST_SHOWN]}..."

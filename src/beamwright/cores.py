@@ -49,15 +49,15 @@ def num_cores(root: Path = Path("/")) -> int:
     root: the folder that contains /proc and /sys.
     """
     affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-    return min([len(affinity(0)), *map(math.ceil, _quotas(root))])
+    return min([len(affinity(0)), *map(math.ceil, _cpu_quotas(root))])
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the container's CPU quota in cores; None without a quota."""
-    return min(_quotas(root), default=None)
+    return min(_cpu_quotas(root), default=None)
 
 
-def _quotas(root: Path) -> Iterator[float]:
+def _cpu_quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quotas of this process's control group and its parents, in cores.
 
     Both cgroup v1 and v2 are read.

@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from beamwright.config import describe_invalid, section_fields
-from beamwright.errors import BeamwrightError, InputError, line_of
-from beamwright.io import installed
-from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown
+from beamwright.errors import BeamwrightError, InputError, error_line
+from beamwright.io import installed_entry_points
+from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown_option
 from beamwright.sections import OpenSection
 
 R = TypeVar("R", bound=TableRow)
@@ -101,11 +101,13 @@ def declared_values(
             where = f"{table.flag} {chosen}; it goes with {owners}"
             raise InputError(f"{flag_of(name)} is no option of {where}")
         known = dict.fromkeys([*type(settings).model_fields, *(o for r in rows for o in r.options)])
-        raise InputError(unknown(f"{table.section}.{name}", name, known))
+        raise InputError(unknown_option(f"{table.section}.{name}", name, known))
     return [{name: given[name] for name in row.options if name in given} for row in rows]
 
 
-def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **shared: Any) -> Any:
+def make_declared(
+    table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **shared: Any
+) -> Any:
     """Return a declared function itself, or an instance of a declared class with its options.
 
     given: the values of the class's own options.
@@ -123,7 +125,7 @@ def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **s
     except BeamwrightError:
         raise
     except Exception as error:  # a user's class may raise anything
-        raise InputError(f"{table.flag}: {make.__qualname__} raised {line_of(error)}") from error
+        raise InputError(f"{table.flag}: {make.__qualname__} raised {error_line(error)}") from error
 
 
 def _source_of(make: Callable[..., Any]) -> str | None:
@@ -168,7 +170,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise
     except BaseException as error:  # a user's file may raise anything, `sys.exit()` included
         del sys.modules[name]
-        raise InputError(f"--plugin {path}: it raised {line_of(error)}") from error
+        raise InputError(f"--plugin {path}: it raised {error_line(error)}") from error
 
 
 def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
@@ -178,13 +180,13 @@ def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
         InputError: if one of the files fails, see `load_plugin`.
     """
     failed = []
-    for point in sorted(installed(GROUP), key=lambda point: (point.name, point.value)):
+    for point in sorted(installed_entry_points(GROUP), key=lambda point: (point.name, point.value)):
         try:
             point.load()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a broken package must not stop the others
-            failed.append(f"plugin {point.name} ({point.value}): {line_of(error)}")
+            failed.append(f"plugin {point.name} ({point.value}): {error_line(error)}")
     for file in files:
         load_plugin(file)
     return failed

@@ -31,14 +31,14 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.1f} GiB"
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an error from outside Beamwright, on one line and shortened."""
     return " ".join(str(error).split())[:_LONGEST_LINE]
 
 
-def line_of(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the same line with the error's class in front: `ValueError: ...`."""
-    return f"{type(error).__name__}: {said_by(error)}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 class BeamwrightError(Exception):

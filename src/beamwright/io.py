@@ -25,7 +25,7 @@ from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.errors import InputError, UnavailableError, said_by
+from beamwright.errors import InputError, UnavailableError, message_of
 
 if TYPE_CHECKING:
     import yaml
@@ -118,7 +118,7 @@ def describe_fault(error: ValidationError) -> str:
     return what if missing else f"{what}, got {fault['input']!r:.80}"
 
 
-def private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
     """Open a file with mode 0600, as the `opener` of `open`: files hold problems and texts."""
     return os.open(path, flags, 0o600)
 
@@ -180,7 +180,7 @@ def _replace(path: Path, content: bytes) -> None:
     name = f".{path.name[:_NAME_CHARACTERS]}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     partial = path.with_name(name)
     try:
-        with open(partial, "xb", opener=private) as stream:
+        with open(partial, "xb", opener=open_private) as stream:
             if path.exists() and sys.platform != "win32":
                 os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode))
             stream.write(content)
@@ -200,7 +200,7 @@ def _replace(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
-def extra(module: str, needs: str) -> Any:
+def import_optional(module: str, needs: str) -> Any:
     """Return a module of an optional package.
 
     needs: the error message if it cannot be imported.
@@ -214,7 +214,7 @@ def extra(module: str, needs: str) -> Any:
         raise UnavailableError(needs) from error
 
 
-def installed(group: str) -> EntryPoints:
+def installed_entry_points(group: str) -> EntryPoints:
     """Return the entry points of a group.
 
     The search for all groups takes 20 ms and happens once.
@@ -229,13 +229,13 @@ def _entry_points(path: tuple[str, ...]) -> Any:  # its type differs from Python
     return entry_points()
 
 
-def finite(value: Any) -> Any:
+def nonfinite_as_null(value: Any) -> Any:
     """Return the same value with None for each NaN or infinity, which JSON has no number for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(part) for key, part in value.items()}
-    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: nonfinite_as_null(part) for key, part in value.items()}
+    return [nonfinite_as_null(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 @cache
@@ -280,7 +280,7 @@ def read_yaml(file: Path, whose: str) -> Any:
         raise InputError(f"{where}: not YAML (nested too deeply)") from error
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         # Invalid dates and numbers with thousands of digits raise a ValueError.
-        raise InputError(f"{where}: not YAML ({said_by(error)})") from error
+        raise InputError(f"{where}: not YAML ({message_of(error)})") from error
     return value
 
 

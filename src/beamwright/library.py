@@ -18,7 +18,7 @@ _ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # torch's names for them
 _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p
 
 
-def _each(names: str, kind: Any) -> list[tuple[str, Any]]:
+def _fields_of(names: str, kind: Any) -> list[tuple[str, Any]]:
     """Return structure fields of one type, from names separated by spaces."""
     return [(name, kind) for name in names.split()]
 
@@ -26,7 +26,7 @@ def _each(names: str, kind: Any) -> list[tuple[str, Any]]:
 class NativePart(ctypes.Structure):
     """Consecutive outputs of a projection whose weights have one block type."""
 
-    _fields_: ClassVar = [*_each("kind outputs", _NUMBER), ("tiles", _PLACE)]
+    _fields_: ClassVar = [*_fields_of("kind outputs", _NUMBER), ("tiles", _PLACE)]
 
 
 class Projection(ctypes.Structure):
@@ -34,7 +34,7 @@ class Projection(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("parts", ctypes.POINTER(NativePart)),
-        *_each("num_parts columns outputs", _NUMBER),
+        *_fields_of("num_parts columns outputs", _NUMBER),
         ("bias", _PLACE),
     ]
 
@@ -42,7 +42,7 @@ class Projection(ctypes.Structure):
 class NativeSource(ctypes.Structure):
     """Keys and values of many entries and layers in one tensor."""
 
-    _fields_: ClassVar = [("keys", _PLACE), *_each("layer values head", _NUMBER)]
+    _fields_: ClassVar = [("keys", _PLACE), *_fields_of("layer values head", _NUMBER)]
 
 
 class Attention(ctypes.Structure):
@@ -59,8 +59,8 @@ class Attention(ctypes.Structure):
         ("most", _NUMBER),
         ("own", NativeSource),
         ("own_row", _NUMBER),
-        *_each("ends own_rows slots written", _PLACE),
-        *_each("num_written window", _NUMBER),
+        *_fields_of("ends own_rows slots written", _PLACE),
+        *_fields_of("num_written window", _NUMBER),
         ("softcap", ctypes.c_float),
         ("sinks", _PLACE),
         ("narrow", _NUMBER),
@@ -71,9 +71,9 @@ class NativeLayer(ctypes.Structure):
     """Weights of one layer, and the place of its keys and values."""
 
     _fields_: ClassVar = [
-        *_each("qkv out gate_up down", Projection),
-        *_each("norm follow after_attention after_mlp query_norm key_norm cos sin", _PLACE),
-        *_each("group place", _NUMBER),
+        *_fields_of("qkv out gate_up down", Projection),
+        *_fields_of("norm follow after_attention after_mlp query_norm key_norm cos sin", _PLACE),
+        *_fields_of("group place", _NUMBER),
     ]
 
 
@@ -83,7 +83,7 @@ class Model(ctypes.Structure):
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(NativeLayer)),
         ("first_norm", _PLACE),
-        *_each("hidden heads kv_heads head_dim inner activation", _NUMBER),
+        *_fields_of("hidden heads kv_heads head_dim inner activation", _NUMBER),
         ("eps", ctypes.c_float),
     ]
 
@@ -92,10 +92,10 @@ class Pass(ctypes.Structure):
     """Stages of a model to run, and the rows to run them for."""
 
     _fields_: ClassVar = [
-        *_each("begin end rows", _NUMBER),
-        *_each("x normed turned context positions", _PLACE),
+        *_fields_of("begin end rows", _NUMBER),
+        *_fields_of("x normed turned context positions", _PLACE),
         ("attentions", ctypes.POINTER(ctypes.POINTER(Attention))),
-        *_each("threads set", _NUMBER),
+        *_fields_of("threads set", _NUMBER),
     ]
 
 

@@ -36,7 +36,7 @@ def option(
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
-def extra_of(field: FieldInfo, key: str) -> Any:
+def option_extra(field: FieldInfo, key: str) -> Any:
     """Return a field's `metavar` or `recipe_only`; None if `option` did not declare the field."""
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
@@ -156,7 +156,7 @@ def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-def unknown(where: str, name: str, known: Mapping[str, Any]) -> str:
+def unknown_option(where: str, name: str, known: Mapping[str, Any]) -> str:
     """Return the error message for an unknown option, with a suggestion if a known name is similar.
 
     where: the option with its section, in the user's spelling.
@@ -177,7 +177,7 @@ def declared_options() -> dict[str, str]:
     }
 
 
-def rows_under(flag: str) -> list[TableRow]:
+def rows_for_flag(flag: str) -> list[TableRow]:
     """Return the rows that an option such as `--search` can name; empty for other options."""
     return [row for table in _TABLES if table.flag == flag for row in table.values()]
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WrapValidator
 
-from beamwright.errors import InputError, said_by
+from beamwright.errors import InputError, message_of
 
 GIB = 2**30
 
@@ -182,7 +182,7 @@ def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
         written.encode()  # fails for lone surrogates
         args = json.loads(written)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{given!r:.80} is no JSON object ({said_by(error):.80})") from error
+        raise InputError(f"{given!r:.80} is no JSON object ({message_of(error):.80})") from error
     if not isinstance(args, dict):
         raise InputError(f"{given!r:.80} is no JSON object such as " + '{"enable_thinking": false}')
     for name in args:

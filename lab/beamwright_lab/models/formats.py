@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from beamwright.errors import line_of
+from beamwright.errors import error_line
 from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright_lab.common import finish, say
 from beamwright_lab.models.damage import damaged
@@ -59,7 +59,7 @@ def by_transformers(name: str, place: Path) -> Mapping[str, torch.Tensor] | str:
                 if state is not None:
                     found[f"{path}.weight"] = dequantize_4bit(module.weight.data, state).detach()
     except Exception as error:  # a package that is not here, a card that it wants
-        return line_of(error)
+        return error_line(error)
     return found
 
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 import beamwright
 from beamwright.cli.output import INTERRUPTED, complain
 from beamwright.errors import BeamwrightError
-from beamwright.io import installed
+from beamwright.io import installed_entry_points
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
@@ -59,7 +59,7 @@ def make_app() -> typer.Typer:
             point.attr,
             _LAB.get(point.name) or (point.dist and point.dist.metadata["Summary"]) or "",
         )
-        for point in sorted(installed(_GROUP), key=lambda point: point.name)
+        for point in sorted(installed_entry_points(_GROUP), key=lambda point: point.name)
     }
     for name, (module, function, summary) in _COMMANDS.items():
         rows[name] = (f"beamwright.cli.{module}", function, summary)
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plugins = _named_plugins(words)
         # `--help` alone waits for no pydantic; a shell that completes gives no words.
         completes_or_runs = not given or any(not word.startswith("-") for word in words)
-        if plugins or (completes_or_runs and installed("beamwright.plugins")):
+        if plugins or (completes_or_runs and installed_entry_points("beamwright.plugins")):
             from beamwright.declare import load_all
 
             for line in load_all(plugins):
@@ -155,11 +155,11 @@ def _hint(error: Exception) -> str:
         params = [] if context is None else context.command.params
         offered = [flag for param in params for flag in param.opts]
         return f"No such option: {flag}. {meant_by(flag, offered)}".rstrip()
-    from beamwright.config import gone
+    from beamwright.config import removed_options
 
     value = " ".join(str(getattr(error, "format_message", str)()).split("'")[1:4:2])
-    if value in gone():
-        return f"{value}: {gone()[value]}"
+    if value in removed_options():
+        return f"{value}: {removed_options()[value]}"
     is_missing = any(f"No such command '{name}'." in str(error) for name in _LAB)
     return f"{error} It is the lab's: pip install -e lab" if is_missing else ""
 

@@ -28,7 +28,7 @@ from beamwright.cli.output import (
     quiet_stdout,
 )
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.io import finite
+from beamwright.io import nonfinite_as_null
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _found(solution: Solution) -> dict[str, Any]:
     found = {name: getattr(solution, name) for name in _RETURNED if hasattr(solution, name)}
     found |= {"warnings": list(solution.warnings), "tokens": solution.tokens.generated}
     found |= {"seconds": round(solution.time.total_s, 3), "answers": dict(answers.most_common())}
-    return dict(finite(found))
+    return dict(nonfinite_as_null(found))
 
 
 def _said(found: Mapping[str, Any]) -> str:

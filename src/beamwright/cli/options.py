@@ -23,10 +23,17 @@ from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.output import guard
-from beamwright.config import Settings, gone, section_fields
+from beamwright.config import Settings, removed_options, section_fields
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
-from beamwright.registry import TableRow, declared_rows, did_you_mean, extra_of, flag_of, rows_under
+from beamwright.registry import (
+    TableRow,
+    declared_rows,
+    did_you_mean,
+    flag_of,
+    option_extra,
+    rows_for_flag,
+)
 from beamwright.search import STRATEGIES
 
 if TYPE_CHECKING:
@@ -180,13 +187,13 @@ def _settings_options(
     options: dict[str, tuple[Any, Any]] = {}
     for section, fields in section_fields().items():
         for name, field in fields.items():
-            taken = not extra_of(field, "recipe_only") if only is None else name in only
+            taken = not option_extra(field, "recipe_only") if only is None else name in only
             if taken:
                 words = escape((field.description or "") + _choices(field) + _declared(name))
                 words += _shown(field.default)
                 hidden = not (everything or name in _COMMON)
                 options[name] = _of_field(name, field, words, _PANELS[section], hidden)
-            for row in rows_under(flag_of(name)) if taken or name in under else ():
+            for row in rows_for_flag(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
                     rows = declared_rows(own)
                     hidden = not (everything or any(each.is_plugin for each in rows))
@@ -200,7 +207,7 @@ def _of_field(
     name: str, field: FieldInfo, help_text: str, panel: str, hidden: bool
 ) -> tuple[Any, Any]:
     """The option of a setting, or of what a strategy, say, declares."""
-    flag, metavar = flag_of(name), extra_of(field, "metavar")
+    flag, metavar = flag_of(name), option_extra(field, "metavar")
     # What is written is text where the setting has a parser of its own.
     parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
     kind = str if parsed else _plain_type(field.annotation)
@@ -246,7 +253,7 @@ def _choices(field: FieldInfo) -> str:
 
 def _declared(name: str) -> str:
     """The same for an option that names a declaration; strategies have a list of their own."""
-    names = [] if name == "search" else [row.name for row in rows_under(flag_of(name))]
+    names = [] if name == "search" else [row.name for row in rows_for_flag(flag_of(name))]
     # Built-in verifiers are no declarations.
     return f" {'Or one' if name == 'verifier' else 'One'} of {', '.join(names)}." if names else ""
 
@@ -283,14 +290,14 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     offered: the flags that the command has.
     """
     name = flag.lstrip("-").removeprefix("no-")
-    if became := gone().get(name.replace("-", "_")):
+    if became := removed_options().get(name.replace("-", "_")):
         return became
     fields = {
         key.replace("_", "-"): (section, field)
         for section, known in section_fields().items()
         for key, field in known.items()
     }
-    if name in fields and extra_of(fields[name][1], "recipe_only"):
+    if name in fields and option_extra(fields[name][1], "recipe_only"):
         return f"it is a recipe's key, {fields[name][0]}: {{{name.replace('-', '_')}: ...}}"
     known = dict.fromkeys(flag.removeprefix("--") for flag in offered if flag.startswith("--"))
     if name in fields and name not in known:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.io import finite
+from beamwright.io import nonfinite_as_null
 
 INTERRUPTED = 130
 LONGEST_LINE = 2000  # characters
@@ -33,7 +33,7 @@ def quiet_stdout() -> Iterator[None]:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command, in ASCII: any terminal or pipe can take it."""
-    typer.echo(json.dumps(finite(content), allow_nan=False))
+    typer.echo(json.dumps(nonfinite_as_null(content), allow_nan=False))
 
 
 def printable(text: str) -> str:

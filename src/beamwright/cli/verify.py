@@ -24,11 +24,11 @@ from beamwright.cli.output import (
     print_json,
     quiet_stdout,
 )
-from beamwright.config import Settings, gone, option_owners, section_fields
+from beamwright.config import Settings, option_owners, removed_options, section_fields
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_object
-from beamwright.registry import extra_of, flag_of
+from beamwright.registry import flag_of, option_extra
 from beamwright.saved.identity import CODE, plugin_code
 from beamwright.tree import find_parting, first_differing_round, round_digests
 from beamwright.verify.find import check_models
@@ -51,7 +51,7 @@ _OPTIONS = (
         name
         for section in ("memory", "schedule")
         for name, each in section_fields()[section].items()
-        if not extra_of(each, "recipe_only")
+        if not option_extra(each, "recipe_only")
     ),
 )
 """Where the models are, and what changes the time, or the last bits, alone."""
@@ -192,7 +192,9 @@ def _claim(
     read = read_receipt(receipt, place)
     several = said.get("candidates")
     stated = {name: said[name] for name in _SAID if name in said}
-    if f"--choose {read.settings.get('choose')}" in gone():  # its tree alone is grown again
+    if (
+        f"--choose {read.settings.get('choose')}" in removed_options()
+    ):  # its tree alone is grown again
         for name in ("choose", "compare_budget"):
             read.settings.pop(name, None)
         stated, several = {name: stated[name] for name in _OF_TREE if name in stated}, None

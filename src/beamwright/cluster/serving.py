@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from beamwright import errors
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
-from beamwright.io import extra
+from beamwright.io import import_optional
 
 if TYPE_CHECKING:
     from beamwright.cluster.roster import Given
@@ -203,4 +203,4 @@ def _check_answers(address: str | None) -> None:
 
 def _import_ray() -> tuple[Any, Any]:
     needs = "--ray and --replicas need ray[serve]: pip install 'beamwright[ray]'"
-    return extra("ray", needs), extra("ray.serve", needs)
+    return import_optional("ray", needs), import_optional("ray.serve", needs)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from beamwright.errors import BeamwrightError, InputError, PolicyError, line_of
+from beamwright.errors import BeamwrightError, InputError, PolicyError, error_line
 from beamwright.protocols import (
     Action,
     Answers,
@@ -142,7 +142,7 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     except BeamwrightError:
         raise
     except Exception as error:
-        raise PolicyError(f"{name}: it raised {line_of(error)}") from error
+        raise PolicyError(f"{name}: it raised {error_line(error)}") from error
 
 
 def note_answers(way: Answers, nodes: Iterable[Node]) -> None:

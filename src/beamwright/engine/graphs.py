@@ -13,7 +13,7 @@ from threading import Lock
 
 import torch
 
-from beamwright.errors import said_by
+from beamwright.errors import message_of
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.packed import Launches, Numbers, Replay
 from beamwright.models.session import steps_in_place
@@ -115,7 +115,7 @@ class CudaGraphReplay(Replay):
             if is_out_of_memory(error):
                 raise
             self._failed = True
-            self._on_failure(said_by(error) or repr(error))
+            self._on_failure(message_of(error) or repr(error))
         else:
             self._graphs[key] = graph
 

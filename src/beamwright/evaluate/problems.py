@@ -22,7 +22,7 @@ from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.options import ProblemRow, with_options
-from beamwright.io import extra, read_file
+from beamwright.io import import_optional, read_file
 from beamwright.search.answers import extract_answer
 
 BUNDLED = ("test", "dev")
@@ -260,7 +260,7 @@ def _read_hub(source: str) -> tuple[list[ProblemRow], str]:
 
 
 def _extra(package: str, source: str) -> Any:
-    return extra(package, f"{source}: needs {package} (pip install 'beamwright[hub]')")
+    return import_optional(package, f"{source}: needs {package} (pip install 'beamwright[hub]')")
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.run import parse_records
-from beamwright.io import extra, read_file, read_object, write_whole
+from beamwright.io import import_optional, read_file, read_object, write_whole
 from beamwright.search.choose import CHOICES
 from beamwright.sections import MOST_CANDIDATES
 from beamwright.units import GIB
@@ -234,7 +234,9 @@ def draw(
     Raises:
         UnavailableError: without matplotlib.
     """
-    extra("matplotlib.figure", "no charts: they need matplotlib (pip install 'beamwright[plot]')")
+    import_optional(
+        "matplotlib.figure", "no charts: they need matplotlib (pip install 'beamwright[plot]')"
+    )
     from matplotlib import rc_context  # noqa: PLC0415 (an extra)
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import LogLocator  # noqa: PLC0415

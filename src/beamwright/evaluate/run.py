@@ -24,7 +24,7 @@ from beamwright.errors import BeamwrightError, InputError, NotFiniteError, Unava
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.io import describe_fault, private, read_object, write_whole
+from beamwright.io import describe_fault, open_private, read_object, write_whole
 from beamwright.saved.identity import plugin_code
 from beamwright.search.alike import options_of
 from beamwright.search.answers import make_answers
@@ -191,7 +191,7 @@ class ResultsFolder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._file: IO[bytes] = opened.enter_context(
-                    open(self._results, "a+b", buffering=0, opener=private)
+                    open(self._results, "a+b", buffering=0, opener=open_private)
                 )
                 if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                     raise InputError(f"{self._results}: not a regular file")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError, line_of
+from beamwright.errors import InputError, error_line
 from beamwright.models.adapter import EmbeddingRows, Experts, Product
 from beamwright.models.decoder import Linear
 from beamwright.models.formats import StoredWeights
@@ -80,7 +80,7 @@ def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Pla
         except Exception as error:  # `transformers` merges, and may raise anything
             raise InputError(
                 f"model {where}: the weights that make {target} do not fit each other: the config "
-                f"is another model's, or the file damaged ({line_of(error)})"
+                f"is another model's, or the file damaged ({error_line(error)})"
             ) from error
     left = {name: at for name, at in loader.left.items() if not loader.leaves_out(name)}
     given |= {name: stored.sizes[at] for name, at in left.items()}

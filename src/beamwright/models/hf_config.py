@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from beamwright.errors import InputError, UnsupportedModelError, line_of
+from beamwright.errors import InputError, UnsupportedModelError, error_line
 from beamwright.io import read_beside, read_object
 from beamwright.models.formats import described
 from beamwright.models.formats.files import check_method, packed_sizes, quantisation, read_written
@@ -125,7 +125,7 @@ def read_shape(
         raise UnsupportedModelError(line) from error
     except Exception as error:  # for example a value of a type that no check above expects
         raise UnsupportedModelError(
-            f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
+            f"model {folder}: config.json holds what no model can be made of ({error_line(error)})"
         ) from error
 
 
@@ -144,7 +144,7 @@ def config_of(folder: Path) -> Any:
     except Exception as error:  # of many types, which all concern the file's contents
         key = _FIELD.search(str(error))
         what = f"config.json: {key[1]} cannot be so" if key else "config.json makes no model"
-        raise UnsupportedModelError(f"{what} ({line_of(error)}); {SUPPORTED}") from error
+        raise UnsupportedModelError(f"{what} ({error_line(error)}); {SUPPORTED}") from error
 
 
 def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from beamwright.errors import InputError, UnavailableError, line_of
+from beamwright.errors import InputError, UnavailableError, error_line
 from beamwright.models.formats.described import GGUF, shards
 from beamwright.models.formats.files import adapter_of
 from beamwright.models.formats.header import is_gguf
@@ -149,7 +149,7 @@ def _download(name: str, *, weights: bool = True) -> Path:
         folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the client raises many types, for network errors and others
         raise UnavailableError(
-            f"hf:{name}: cannot be downloaded ({line_of(error)}); "
+            f"hf:{name}: cannot be downloaded ({error_line(error)}); "
             "without a network, pass a local folder"
         ) from error
     file = _gguf_in(folder, tag) if tag else None

@@ -29,8 +29,8 @@ from beamwright.errors import (
     InputError,
     UnavailableError,
     UnsupportedModelError,
-    line_of,
-    said_by,
+    error_line,
+    message_of,
 )
 from beamwright.models.adapted_weights import check_adapted, fill
 from beamwright.models.adapter import AdaptedDecoder
@@ -280,7 +280,7 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
                 model, found = read(folder, output_loading_info=True, **how)
                 why = _left_out(model, found)
     except Exception as error:  # `transformers` and its readers may raise anything
-        why = said_by(error) if isinstance(error, ImportError) else line_of(error)
+        why = message_of(error) if isinstance(error, ImportError) else error_line(error)
     if why:
         line = f"transformers cannot read this checkpoint itself: {why.rstrip('.')}, so there is"
         raise UnavailableError(f"{place}: {line} nothing to compare with")

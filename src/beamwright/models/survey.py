@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from beamwright.errors import line_of
+from beamwright.errors import error_line
 from beamwright.models.linear import quiet_import
 from beamwright.models.recurrent import check_stateless, states_of, take_caches
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
@@ -169,7 +169,7 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
     except NotBuiltError:
         raise
     except Exception as error:  # model code of any family
-        line = line_of(error)
+        line = error_line(error)
         known = _SURVEY not in line  # Falcon looks classes up by the attention's name
         why = f"its layers do not run here ({line})" if known else "attention of its own"
         raise NotBuiltError(_refusal(text, why)) from error

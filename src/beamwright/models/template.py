@@ -22,7 +22,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from beamwright.errors import InputError, line_of, said_by
+from beamwright.errors import InputError, error_line, message_of
 
 RENDER_S = 5.0
 MOST_CHARACTERS = 1 << 24
@@ -97,7 +97,7 @@ def check_template(template: Any, where: str) -> None:
         except (RecursionError, MemoryError):
             wrong = "nested too deeply"
         except (ValueError, OverflowError) as error:  # a number too long to be read
-            wrong = line_of(error)
+            wrong = error_line(error)
         if wrong is not None:
             raise InputError(f"{where}: chat template: {wrong}{way}")
 
@@ -250,7 +250,7 @@ def render(make: Callable[[], str], where: str) -> str:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(stop, raised)
         raise InputError(f"{where}chat template: not rendered after {RENDER_S:.0f} s")
     if errors:
-        line = said_by(errors[0]) or type(errors[0]).__name__
+        line = message_of(errors[0]) or type(errors[0]).__name__
         raise InputError(f"{where}chat template: {line}") from errors[0]
     (text,) = texts
     if len(text) > MOST_CHARACTERS:

@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from beamwright.errors import InputError, line_of
+from beamwright.errors import InputError, error_line
 from beamwright.models.hf_config import read_eos_ids
 from beamwright.models.template import (
     CLOCK,
@@ -308,7 +308,7 @@ class TextCodec:
         except BaseException as error:
             if not is_panic(error):
                 raise
-            raise InputError(f"the model's tokenizer: {line_of(error)}") from error
+            raise InputError(f"the model's tokenizer: {error_line(error)}") from error
         return coded
 
     def decode(self, token_ids: Sequence[int]) -> str:

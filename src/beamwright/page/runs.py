@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
 from beamwright.errors import InputError
-from beamwright.io import describe_fault, finite, read_file, write_whole
+from beamwright.io import describe_fault, nonfinite_as_null, read_file, write_whole
 from beamwright.tree import Node, NodeState, SearchTree
 
 RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # format of a run in a file
@@ -200,8 +200,8 @@ def _judged(node: Node) -> StepEvent:
         "lineage": dotted(node),
         "state": node.state.value,
         "stop": None if node.stop is None else node.stop.value,
-        "score": finite(node.score),
-        "step_score": finite(node.step_score),
+        "score": nonfinite_as_null(node.score),
+        "step_score": nonfinite_as_null(node.step_score),
     }
     if node.notes:
         step["notes"] = dict(node.notes)

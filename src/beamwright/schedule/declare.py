@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from beamwright.declare import declaration, declared_values, made
+from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.registry import Table, TableRow
 from beamwright.sections import ScheduleSettings, Section
@@ -64,7 +64,7 @@ class ScheduleRow(TableRow):
             InputError: for an option of another schedule, or for an invalid value.
         """
         (given,) = declared_values(SCHEDULES, [self], settings)
-        policy: Schedule = made(SCHEDULES, self.make, given, settings=settings)
+        policy: Schedule = make_declared(SCHEDULES, self.make, given, settings=settings)
         return policy
 
 

@@ -23,7 +23,7 @@ from importlib import import_module
 from random import Random
 from typing import ClassVar
 
-from beamwright.declare import declaration, declared_values, made
+from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow
 from beamwright.search.answers import ANSWERS
@@ -98,7 +98,7 @@ class StrategyRow(TableRow):
         """
         rows = [self, ANSWERS.find(settings.answers)]
         given, _ = declared_values(STRATEGIES, rows, settings, named=self.name)
-        return made(STRATEGIES, self.make, given, search=settings)  # type: ignore[no-any-return]
+        return make_declared(STRATEGIES, self.make, given, search=settings)  # type: ignore[no-any-return]
 
 
 DEFAULT_SEARCH = "beam"

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from beamwright.declare import declaration, made
+from beamwright.declare import declaration, make_declared
 from beamwright.protocols import Answers
 from beamwright.registry import Table, TableRow
 from beamwright.search.alike import (
@@ -289,6 +289,6 @@ def make_answers(name: str, given: Mapping[str, Any], problem: str = "") -> Answ
     """
     row = ANSWERS.find(name)
     own = {option: given[option] for option in row.options if option in given}
-    way: Answers = made(ANSWERS, row.make, own)
+    way: Answers = make_declared(ANSWERS, row.make, own)
     about = getattr(way, "about", None)
     return way if about is None else about(problem)

@@ -31,9 +31,9 @@ from beamwright.errors import (
     InputError,
     ProblemTooLongError,
     UnavailableError,
-    said_by,
+    message_of,
 )
-from beamwright.io import finite
+from beamwright.io import nonfinite_as_null
 
 T = TypeVar("T")
 F = TypeVar("F", bound=BaseModel)
@@ -101,7 +101,7 @@ class AsciiJSON(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return json.dumps(finite(content), allow_nan=False).encode("ascii")
+        return json.dumps(nonfinite_as_null(content), allow_nan=False).encode("ascii")
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
@@ -195,7 +195,7 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     try:
         value = strict_json(body.decode("utf-8"), limits)
     except ValueError as error:
-        said = said_by(error)
+        said = message_of(error)
         said = said if said.startswith(("has", "is")) else f"is no JSON: {said}"
         raise ApiError(400, f"the body {said}") from error
     if not isinstance(value, dict):

@@ -17,7 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from beamwright.io import finite
+from beamwright.io import nonfinite_as_null
 from beamwright.serve.answers import search_facts
 from beamwright.serve.body import ApiError, AsciiJSON, api_error, log, read_body
 from beamwright.serve.job import SearchJob
@@ -161,4 +161,4 @@ class EventStream(StreamingResponse):
 
 def event(data: Mapping[str, Any]) -> bytes:
     """Encode one event in ASCII, so that no character can be cut."""
-    return b"data: " + json.dumps(finite(data), allow_nan=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(nonfinite_as_null(data), allow_nan=False).encode() + b"\n\n"

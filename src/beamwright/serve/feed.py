@@ -23,7 +23,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.errors import BeamwrightError, Cancelled
-from beamwright.io import finite
+from beamwright.io import nonfinite_as_null
 from beamwright.page.runs import EndState, Event, PageTree, begin, dotted, end, filled_page
 from beamwright.protocols import RoundReport
 from beamwright.search import STRATEGIES
@@ -210,7 +210,7 @@ def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
         "reason_fewer": solution.reason_fewer,
         "warnings": list(solution.warnings),
         "elapsed_s": solution.time.total_s,
-        "stats": finite({name: figures[name] for name in names}),
+        "stats": nonfinite_as_null({name: figures[name] for name in names}),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.declare import VERIFIERS, declared_values, made
+from beamwright.declare import VERIFIERS, declared_values, make_declared
 from beamwright.errors import InputError
 from beamwright.models.hf_config import find_shape, read_shape
 from beamwright.models.hub import resolve_folder
@@ -230,7 +230,7 @@ def declared_verifier(settings: ModelSettings) -> Verifier | None:
     rows = [VERIFIERS[settings.scorer]] if settings.scorer in VERIFIERS else []
     values = declared_values(VERIFIERS, rows, settings, named=settings.scorer)
     for row, given in zip(rows, values, strict=True):
-        owner = made(VERIFIERS, row.make, given)
+        owner = make_declared(VERIFIERS, row.make, given)
         return ObjectVerifier(owner) if isinstance(row.make, type) else CallableVerifier(owner)
     return None
 

@@ -24,7 +24,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from beamwright.engine.row import state_of
-from beamwright.errors import InputError, said_by
+from beamwright.errors import InputError, message_of
 from beamwright.io import write_whole
 from beamwright.models.decoder import Decoder, Linear, in_tiles
 from beamwright.models.digest import digest_later
@@ -91,7 +91,7 @@ def read_head(file: Path) -> ProbeHead:
                 tensors, facts["generator"], facts["model"], json.loads(facts["report"])
             )
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise InputError(f"{where}: cannot be read ({said_by(error)})") from error
+        raise InputError(f"{where}: cannot be read ({message_of(error)})") from error
     shapes = [list(tensor.shape) for tensor in tensors]
     width = len(tensors[1])
     if shapes != [[width, shapes[0][-1]], [width], [1, width], [1]]:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, get_args
 
-from beamwright.errors import InputError, line_of
+from beamwright.errors import InputError, error_line
 from beamwright.protocols import Traits, Verifier, traits_of
 from beamwright.tree import Node, Sees
 
@@ -173,7 +173,7 @@ class CallableVerifier(StepScorer):
         try:
             value: Any = self.function(node.root.problem_text, steps)
         except Exception as error:  # whatever a user's function raises
-            raise InputError(f"{where}: it raised {line_of(error)}") from error
+            raise InputError(f"{where}: it raised {error_line(error)}") from error
         if value is None:
             return None
         try:
@@ -211,7 +211,7 @@ class ObjectVerifier:
         try:
             return list(self.function.score(nodes))
         except Exception as error:  # whatever a user's object raises
-            raise InputError(f"verifier {self.name}: it raised {line_of(error)}") from error
+            raise InputError(f"verifier {self.name}: it raised {error_line(error)}") from error
 
     def release(self, nodes: Sequence[Node]) -> None:
         release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beamwright.errors import InputError, UnsupportedModelError, said_by
+from beamwright.errors import InputError, UnsupportedModelError, message_of
 from beamwright.io import read_beside, read_regular
 
 # The format characters of `struct` for GGUF's types of numbers.
@@ -85,7 +85,7 @@ def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
         found = file.stat()
         return (_read if texts else _known)(file, texts, found.st_size, found.st_mtime_ns)
     except (OSError, ValueError, struct.error, OverflowError) as error:
-        raise InputError(f"model file {file}: cannot be read ({said_by(error)})") from error
+        raise InputError(f"model file {file}: cannot be read ({message_of(error)})") from error
 
 
 def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:

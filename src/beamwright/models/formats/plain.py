@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from beamwright.errors import InputError, said_by
+from beamwright.errors import InputError, message_of
 from beamwright.io import read_regular
 from beamwright.models.formats.files import weight_files
 
@@ -108,7 +108,7 @@ class PlainFiles:
         except DAMAGED as error:
             pointer = path.is_file() and read_regular(path, len(_POINTER)) == _POINTER
             why = "a Git LFS pointer, not the file: git lfs pull" if pointer else _DAMAGED
-            line = f"model file {path}: cannot be read: {why} ({said_by(error)})"
+            line = f"model file {path}: cannot be read: {why} ({message_of(error)})"
             raise InputError(line) from error
 
     def tensor(self, name: str) -> Tensor | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError, said_by
+from beamwright.errors import InputError, message_of
 from beamwright.models.formats.plain import DAMAGED, PlainFiles, StoredRows
 from beamwright.models.grouped import GroupedLinear
 
@@ -155,8 +155,8 @@ class QuantisedFiles:
             yield
         except DAMAGED as error:
             raise InputError(
-                f"model {self._files.folder}: {name} cannot be read ({said_by(error)}): it is not "
-                "as quantization_config says; take the original checkpoint with --weights int4"
+                f"model {self._files.folder}: {name} cannot be read ({message_of(error)}): it is "
+                "not as quantization_config says; take the original checkpoint with --weights int4"
             ) from error
 
 
