@@ -1,4 +1,5 @@
-"""Verifiers: declared formats, heads, judges, scorers of a step's own tokens. KV is on the tree.
+"""Verifiers: reward models in declared formats, judges, and scorers without a second model.
 
-`find.resolve_verifier` reads what `--verifier` names; a family is a file in `families/`.
+`find.resolve_verifier` creates the verifier that `--verifier` names. Each file in `families/`
+declares a family of reward models. The KV of a verifier is kept per node of the search tree.
 """

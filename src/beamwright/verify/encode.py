@@ -1,6 +1,6 @@
-"""A path as the verifier reads it: its own text, its own tokens, and where to look.
+"""Encoding of a path for a verifier: its text, its tokens, and the positions to read.
 
-Knows the declared format (`spec.Template`), no KV and no scores.
+This module knows the declared format (`spec.Template`), and neither KV nor scores.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True)
 class Encoded:
-    """A path's encoding.
+    """The encoding of a path."""
 
-    token_ids: of the whole path; read_at: indices of the tokens that score its last step, and those
-    before it that were not scored yet. sizes: how many of them are of each step, none of them 0.
-    """
-
-    token_ids: list[int]
+    token_ids: list[int]  # token ids of the whole path
+    # Indices of the tokens to read: for the last step, and for steps before it without a score.
     read_at: list[int]
-    sizes: list[int]
+    sizes: list[int]  # number of these tokens for each step; a step without one has no entry
 
 
 _PathText = tuple[list[str], list[list[Bounds]]]
-"""A path's text in pieces, which joint formats put together before they encode; and of each step to
-read, the characters of its markers, or of the step itself, or of all where the end is read."""
+"""The text of a path in parts, and the character ranges of each step to read.
+
+Joint formats join the parts before they encode them. The ranges are those of the step's markers, or
+the range of the step itself. Where the end of the text is read, the range is a placeholder.
+"""
 
 
 class PathEncoder:
-    """Encodes paths in a verifier's format. Steps that are empty leave no trace in the text.
+    """Encoder of paths in a verifier's format. Empty steps are left out of the text.
 
-    Text is encoded whole (`joint`), so a step's first tokens may merge with the one before, or
-    part by part; either way, what a step changes is found by comparing tokens with the parent's
-    (`common_prefix`).
+    The text is encoded as a whole (`joint`) or part by part. As a whole, a token may span the end
+    of a step, and a longer path may change the last tokens of its parent's path. Callers therefore
+    compare the tokens of both paths (`common_prefix`).
 
     Raises:
-        InputError: if the format needs a chat template and the checkpoint has none.
+        InputError: if the format needs a chat template, and the checkpoint has none or its template
+            leaves out the messages.
     """
 
     def __init__(self, spec: VerifierSpec, codec: TextCodec) -> None:
@@ -61,7 +62,7 @@ class PathEncoder:
         self._first: list[int] = [] if bos is None else [bos]
 
     def encode_prefix(self, root: Node) -> list[int]:
-        """Token ids of the text before the first step."""
+        """Return the token ids of the text before the first step."""
         prefix = self._prefix(root.problem_text, root.now)
         return [*self._first, *self._codec.encode(prefix)]
 
@@ -71,9 +72,10 @@ class PathEncoder:
         nodes: Sequence[Node],
         scored: Callable[[Node], Node | None] = lambda node: node.parent,
     ) -> list[Encoded]:
-        """Encode the paths that end in these nodes.
+        """Encode the paths that end in `nodes`.
 
-        scored: up to where a path's steps have scores already.
+        scored: function from a node to its nearest ancestor that needs no reading. The steps after
+            this ancestor are read.
         """
         write, begins = self._write_turns, problem
         if self._template.layout == "text":
@@ -94,6 +96,7 @@ class PathEncoder:
     # --- text --------------------------------------------------------------------------------
 
     def _prefix(self, problem: str, now: str | None) -> str:
+        """Return the text before the first step. now: the time that chat templates see."""
         template = self._template
         if template.layout != "text":
             return self._turns(problem, [PLACE], now).rpartition(PLACE)[0]
@@ -102,6 +105,10 @@ class PathEncoder:
         return self._codec.decode_raw(self._codec.render(problem, template.system, {"now": now}))
 
     def _write_text(self, prefix: str, /, node: Node, unread: Sequence[Node]) -> _PathText:
+        """Write a path in the layout "text": every step is followed by its suffix.
+
+        unread: the steps to read.
+        """
         suffix, marker, split = (
             self._template.step_suffix, self._template.marker or "", self._template.split
         )  # fmt: skip
@@ -125,7 +132,10 @@ class PathEncoder:
         return parts, [places[each] for each in unread]
 
     def _write_turns(self, problem: str, /, node: Node, unread: Sequence[Node]) -> _PathText:
-        """A dialogue of steps and markers, or the whole answer as one turn."""
+        """Write a path as chat turns: a dialogue of steps and markers, or the answer as one turn.
+
+        unread: the steps to read, the last ones of the path.
+        """
         steps, now = [self._stripped(part.step_text) for part in self._seen(node)], node.root.now
         if self._template.layout == "answer":
             answer = self._stripped("".join(part.step_text for part in self._seen(node)))
@@ -134,14 +144,14 @@ class PathEncoder:
             return [self._prefix(problem, now)], []
         marker, read = self._template.marker or "", list[list[Bounds]]()
         for number in range(len(steps) - len(unread), len(steps)):
-            if steps[number]:  # the dialogue so far is what the whole one begins with
+            if steps[number]:  # the whole dialogue begins with the dialogue up to this step
                 so_far = self._turns(problem, list(filter(None, steps[: number + 1])), now)
                 at = so_far.rfind(marker)
                 read.append([(at, at + len(marker))])
         return [self._turns(problem, list(filter(None, steps)), now)], read
 
     def _turns(self, problem: str, texts: Sequence[str], now: str | None) -> str:
-        """The chat template around these steps, or around one answer."""
+        """Return the chat in the checkpoint's template. texts: the steps, or one whole answer."""
         template = self._template
         turns: list[dict[str, str]] = []
         if template.system is not None:
@@ -157,18 +167,24 @@ class PathEncoder:
         return self._codec.chat(turns, where, given={"now": now})
 
     def _whole(self, node: Node) -> list[list[Bounds]]:
-        """One step to read, the whole, if the end of this path's text is its score."""
-        # The last step may be empty where the one before it was the answer.
+        """Return a placeholder range if the end of this path's text is to be read.
+
+        The list is empty if the path has no text to score.
+        """
+        # The last step of an ended path may be empty, because an earlier step stated the answer.
         steps = self._seen(node) if self._spec.scores == "ended_paths" else [node]
         return [[(0, 0)]] if any(self._stripped(step.step_text) for step in steps) else []
 
     def _seen(self, node: Node, after: Node | None = None) -> list[Node]:
-        """Steps of its reply that are written down; those behind one of them."""
+        """Return the steps of the reply of `node` that the format writes; only those after `after`.
+
+        Thoughts or answers are left out if the verifier does not see them.
+        """
         first = 0 if after is None else after.depth + 1
         return [each for each in node.reply() if each.depth >= first and each.seen(self._spec.sees)]
 
     def _stripped(self, text: str) -> str:
-        """A step's text without what only delimits it."""
+        """Return the text of a step; without surrounding delimiters if the format strips them."""
         return text.lstrip("\n").rstrip() if self._template.strip else text
 
     # --- tokens ------------------------------------------------------------------------------
@@ -176,7 +192,10 @@ class PathEncoder:
     def _encode_parts(
         self, paths: Sequence[Sequence[str]]
     ) -> tuple[list[list[int]], list[list[Bounds]]]:
-        """Token ids and character spans of each path."""
+        """Return the token ids and the character spans of the tokens for each path.
+
+        paths: the parts of each path's text.
+        """
         if self._template.joint:
             return self._codec.encode_with_offsets(["".join(parts) for parts in paths])
         unique = list(dict.fromkeys(part for parts in paths for part in parts))
@@ -191,12 +210,16 @@ class PathEncoder:
         return all_ids, all_spans
 
     def _read_at(self, spans: list[Bounds], step: list[Bounds]) -> list[int]:
-        """Indices of a step's tokens to read."""
+        """Return the indices of the tokens to read for one step.
+
+        spans: the character span of each token of the path. step: the character ranges of the step,
+        see `_PathText`.
+        """
         read = self._spec.read
         if read == "end":
             return [len(spans) - 1]
         if self._at_marker:
-            # The token that completes each marker, or the one before the marker's first.
+            # The token that completes each marker, or the token before the marker begins.
             found: list[int] = []
             for first, last in step:
                 if read == "marker":
@@ -205,13 +228,14 @@ class PathEncoder:
                     found += [i - 1 for i, (a, b) in enumerate(spans) if a <= first < b and i][:1]
             return found
         ((begin, end),) = step
-        skipped = 1 if self._spec.head.looks_back else 0  # nothing precedes the first token
+        # A head that looks back cannot read the first token, which has no token before it.
+        skipped = 1 if self._spec.head.looks_back else 0
         numbered = list(enumerate(spans))[skipped:]
         inside = [i for i, (a, b) in numbered if b > begin and a < end and b > a]
         return inside if read == "every_token" else inside[-1:]
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common token prefix."""
+    """Return the length of the longest common prefix of two token sequences."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,6 +1,6 @@
-"""Families of verifiers: a declaration each in `families/`, and whose checkpoints they are.
+"""Families of verifiers: their declarations in `families/`, and how their checkpoints are detected.
 
-Knows config.json, names of tensors and of tokens; no weights.
+Detection reads config.json and the names of tensors and tokens, and no weights.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ _TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 
 
 class Detect(Section):
-    """What tells a family's checkpoints; all that is given must hold.
+    """Conditions that detect the checkpoints of a family. All given conditions must hold."""
 
-    tensors: names in the weight files. architectures: patterns for config.json's. token: is in the
-    tokenizer's files. name: regular expression for the folder's or the hub's name.
-    """
-
-    tensors: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
-    token: str | None = None
-    name: str | None = None
+    tensors: tuple[str, ...] = ()  # names of tensors in the weight files
+    architectures: tuple[str, ...] = ()  # patterns; one matches an architecture in config.json
+    token: str | None = None  # a token in the tokenizer's files
+    name: str | None = None  # regular expression for the name of the folder or on the hub
 
     def matches(self, folder: Path) -> bool:
-        """True if the checkpoint in this folder looks so."""
+        """Return True if the checkpoint in `folder` meets all conditions."""
         config: dict[str, Any] = {}
-        with suppress(InputError):  # what is wrong with it is said when the model is loaded
+        with suppress(InputError):  # loading the model reports errors in this file
             config = read_object(folder / "config.json")
         if self.name is not None:
-            # The hub's cache, whose folders are named by commit: models--ORG--NAME/snapshots/...
+            # In the hub's cache a folder is named by its commit, and the model's name is two levels
+            # higher: models--ORG--NAME/snapshots/COMMIT.
             hub = folder.parent.parent.name
             names = [folder.name, hub if hub.startswith("models--") else ""]
             text = " ".join([*names, str(config.get("_name_or_path", ""))])
@@ -66,30 +63,33 @@ class Detect(Section):
 
 @dataclass(frozen=True)
 class VerifierFamily:
-    """A row. written: its spec as a mapping, for `family: NAME` in a user's file."""
+    """A declared family: how its verifiers score, and how its checkpoints are detected."""
 
     spec: AnySpec
-    detect: Detect | None
-    written: dict[str, Any]
+    detect: Detect | None  # None: only `family:NAME:PATH` selects this family
+    written: dict[str, Any]  # the spec as a mapping, the base of `family: NAME` in a user's file
 
 
 def _validated(written: dict[str, Any], where: str) -> AnySpec:
-    """A declaration; one with a `prompt` is a judge's, over the packaged one."""
+    """Return the validated spec of a declaration.
+
+    A declaration with a `prompt` is a judge. It replaces fields of the packaged `judge.yaml`.
+    """
     if "prompt" in written:
         return validated(JudgeSpec, read_mapping(PACKAGED_JUDGE) | written, where)
     return validated(VerifierSpec, written, where)
 
 
 def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
-    """All rows by name.
+    """Return all families by name.
 
     Raises:
-        InputError: if a row is not valid.
+        InputError: if a declaration is not valid.
     """
     rows: dict[str, VerifierFamily] = {}
     for file in sorted(folder.glob("*.yaml")):
         written = read_mapping(file)
-        written.pop("about", None)  # for who reads the file
+        written.pop("about", None)  # a description for readers of the file
         detect = written.pop("detect", None)
         looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
         spec = _validated(written, str(file))
@@ -98,10 +98,10 @@ def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
 
 
 def family(name: str) -> VerifierFamily:
-    """The row of that name.
+    """Return the family `name`.
 
     Raises:
-        InputError: if there is none.
+        InputError: if no family has this name.
     """
     rows = families()
     if name not in rows:
@@ -110,10 +110,11 @@ def family(name: str) -> VerifierFamily:
 
 
 def load_spec(folder: Path) -> AnySpec:
-    """The spec of a checkpoint folder: its `verifier.yaml`, or the family it is recognised as.
+    """Return the spec of a checkpoint folder: from its `verifier.yaml`, or of the detected family.
 
     Raises:
-        InputError: if there is neither, or the file is not valid.
+        InputError: if the folder has no such file and is not detected as exactly one family, or if
+            the file is not valid.
     """
     file = folder / SPEC_FILE
     if file.is_file():
@@ -123,7 +124,7 @@ def load_spec(folder: Path) -> AnySpec:
             if not isinstance(name, str):
                 raise InputError(f"verifier {file}: family: a name is expected")
             base = {**family(name).written, "name": f"{name}, changed"}
-            for key, value in written.items():  # mappings are merged key by key, others replaced
+            for key, value in written.items():  # merge mappings key by key; replace other values
                 both = isinstance(base.get(key), dict) and isinstance(value, dict)
                 base[key] = {**base[key], **value} if both else value
             written = base

@@ -1,7 +1,7 @@
-"""What `--verifier` names: a checkpoint and how its scores are read, or a scorer without a model.
+"""Resolution of `--verifier`: to a checkpoint and its format, or to a scorer without a model.
 
-Reads no weights until `resolve_verifier`, and needs torch only there, or where a folder's tensors
-have to be named to tell whose they are.
+Only `resolve_verifier` and `show_verifier` read weights. The other functions need torch only if the
+names of a folder's tensors are needed to detect its family.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from beamwright.models.tree_model import TreeModel
 
 _LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
-_OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")  # known by name alone; the others read logits
-_KV_TOKENS = 4096
+# Prefixes of known model names with a head of their own in place of the LM head. The other known
+# models read logits. Used when only the name of the checkpoint is available.
+_OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")
+_KV_TOKENS = 4096  # size of the KV budget of `show_verifier`, in tokens
+# The sample problem and solution of `show_verifier`.
 PROBLEM = (
     "Paul starts with 106 pears. Then in June Paul gives away 41 pears. "
     "Later in July Paul doubles the number of pears. How many pears does Paul have now?"
@@ -38,9 +41,9 @@ STEPS = ("June: Paul 106-41=65.", "In July Paul has 65*2=130 pears.", "The answe
 
 
 def _checkpoint(verifier: str) -> tuple[str, str, str] | None:
-    """Kind, family and place of the checkpoint that `--verifier` names, of `[KIND:[NAME:]]PLACE`.
+    """Split `[KIND:[NAME:]]PLACE` into the kind, the family's name, and the checkpoint's place.
 
-    None for a scorer that has no model.
+    Kind and name are "" if they are not given. Return None for a scorer without a model.
     """
     kind, colon, rest = verifier.partition(":")
     if kind in WITHOUT_MODEL or verifier in VERIFIERS:
@@ -52,7 +55,7 @@ def _checkpoint(verifier: str) -> tuple[str, str, str] | None:
 
 
 def known_verifiers(verifier: str) -> str:
-    """What `--verifier` takes besides folders; nothing where a folder is meant for sure."""
+    """Return a hint that lists the known values of `--verifier`; "" if `verifier` is a folder."""
     if ":" in verifier or "/" in verifier:
         return ""
     names = [*VERIFIERS, *WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
@@ -61,10 +64,10 @@ def known_verifiers(verifier: str) -> str:
 
 
 def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
-    """The shape that `--verifier` means, as `find_shape`; None where it has no weights.
+    """Return the shape of the verifier's model (see `find_shape`); None if it has no weights.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
+        InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
     """
     name = settings.scorer
     named = _checkpoint(name)
@@ -76,7 +79,10 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
 
 
 def _reads_logits(kind: str, name: str, place: str) -> bool:
-    """False where a head of its own takes the LM head's place; True where nothing says so."""
+    """Return True if the verifier needs the LM head; also if its format is not known.
+
+    It does not need the LM head if it has a head of its own.
+    """
     if kind == _FAMILY:
         return family(name).spec.reads_logits
     if kind or place.startswith("random:"):
@@ -85,15 +91,15 @@ def _reads_logits(kind: str, name: str, place: str) -> bool:
         return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
     try:
         return load_spec(resolve_folder(place, "verifier", weights=False)).reads_logits
-    except InputError:  # a config.json alone
+    except InputError:  # the folder has only a config.json
         return True
 
 
 def check_models(settings: ModelSettings) -> None:
-    """Raises what loading both models would for the names or the config.json of their folders.
+    """Check the names of both models and their config.json, without loading them.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading them would.
+        InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
     """
     if not settings.runs_elsewhere and not settings.is_random:
         folder = resolve_folder(settings.model, "generator", weights=False)
@@ -105,7 +111,10 @@ def check_models(settings: ModelSettings) -> None:
 
 
 def _folder_of(settings: ModelSettings, place: str, *, weights: bool = True) -> Path:
-    """A verifier's folder; what cannot run is refused before anybody looks for its format."""
+    """Return the verifier's folder, after checking that its model can run.
+
+    The model is checked before the format, so that the user sees the more important error first.
+    """
     name = settings.scorer
     folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=weights)
     read_shape(folder, settings.context, "verifier", settings.decoder)
@@ -113,10 +122,12 @@ def _folder_of(settings: ModelSettings, place: str, *, weights: bool = True) -> 
 
 
 def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
-    """What `--verifier` names, and its folder, no weights read; None twice where it has no model.
+    """Return the spec and the folder of the verifier without reading weights.
+
+    Both are None for a scorer without a model.
 
     Raises:
-        InputError: as `resolve_verifier`.
+        InputError: see `resolve_verifier`.
     """
     name = settings.scorer
     named = _checkpoint(name)
@@ -141,18 +152,15 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
 
 @dataclass(frozen=True)
 class VerifierSource:
-    """A spec and its model; both None where `without_model` scores by itself.
+    """A resolved verifier: either a spec with its loaded model, or a verifier without a model."""
 
-    name: how the option names it.
-    """
-
-    spec: AnySpec | None
-    model: LoadedModel | None
+    spec: AnySpec | None  # None if `without_model` is set
+    model: LoadedModel | None  # None if `without_model` is set
     without_model: Verifier | None
-    name: str = ""
+    name: str = ""  # the value of `--verifier`
 
     def on(self, tree_model: TreeModel) -> Verifier:
-        """The verifier over its model's KV.
+        """Create the verifier; `tree_model` is its model with KV storage.
 
         Raises:
             InputError: if the checkpoint lacks what the spec needs.
@@ -171,17 +179,20 @@ class VerifierSource:
 def resolve_verifier(
     settings: ModelSettings, generator: LoadedModel | None = None
 ) -> VerifierSource:
-    """Read what `--verifier` names.
+    """Resolve `--verifier`, and load its model if it has one. The values are:
 
-    `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml`, or of a family that is
-    recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
-    language model's own probabilities. `judge:PATH`: what a chat model writes. `none`, `logprob`,
-    `min-logprob`, `entropy`, `deepconf[:WINDOW]`, `deepconf-bottom[:WINDOW]` and
-    `deepconf-tail[:WINDOW]`, and names that are declared: no model. `probe:HEAD`: a head on the
-    generator's hidden states. generator: None where it is not here.
+    - `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml` or of a known family.
+    - `family:NAME:PATH`: a checkpoint that is read as family NAME, without detection.
+    - `likelihood:PATH`: the probabilities that a language model gives to the tokens of a step.
+    - `judge:PATH`: a chat model that writes critiques.
+    - `probe:HEAD`: a head on the generator's hidden states.
+    - `none`, `logprob`, `min-logprob`, `entropy`, `deepconf[:WINDOW]`, `deepconf-bottom[:WINDOW]`,
+      `deepconf-tail[:WINDOW]`, and the names of declared verifiers: no second model.
+
+    generator: the loaded generator; None if it runs on a remote server.
 
     Raises:
-        InputError: if it is not there, or nothing says how its scores are read.
+        InputError: if the verifier does not exist, or if its format is not known.
     """
     name = settings.scorer
     spec, folder = find_format(settings)
@@ -203,10 +214,10 @@ def resolve_verifier(
 
 
 def _head_of(settings: ModelSettings) -> Path | None:
-    """The file that `--verifier probe:HEAD` names; None for another verifier.
+    """Return the file that `--verifier probe:HEAD` names; None for any other verifier.
 
     Raises:
-        InputError: if it names none, or the generator is not here.
+        InputError: if HEAD is missing, or if the generator runs on a remote server.
     """
     kind, _, head = settings.scorer.partition(":")
     if kind != PROBE:
@@ -222,10 +233,10 @@ def _head_of(settings: ModelSettings) -> Path | None:
 
 
 def declared_verifier(settings: ModelSettings) -> Verifier | None:
-    """The verifier of a declaration that `--verifier` names; None where it names no such.
+    """Return the declared verifier that `--verifier` names; None if it names no declaration.
 
     Raises:
-        InputError: for an option of another verifier, or a value that this one cannot use.
+        InputError: for an option of another verifier, or for a value that is not valid.
     """
     rows = [VERIFIERS[settings.scorer]] if settings.scorer in VERIFIERS else []
     values = declared_values(VERIFIERS, rows, settings, named=settings.scorer)
@@ -235,17 +246,20 @@ def declared_verifier(settings: ModelSettings) -> Verifier | None:
     return None
 
 
-# --- what a format makes of a sample ----------------------------------------------------------
+# --- a sample in the verifier's format --------------------------------------------------------
 
 
 def show_verifier(settings: ModelSettings) -> dict[str, Any]:
-    """How `--verifier` reads a problem of three steps, as values for JSON.
+    """Score a sample solution of three steps, and return the details as values for JSON.
 
-    text: of the whole path, as its tokens hold it. steps: each with the positions that its score is
-    read at, and the tokens there, in the path that ends with it. score: of the whole path.
+    text: the decoded tokens of the whole path.
+    steps: for each step, the positions at which its score is read and the tokens at these
+        positions, in the path that ends with this step.
+    score: the score of the whole path.
 
     Raises:
-        InputError: if it is no reward model, or its format does not go with its checkpoint.
+        InputError: if the verifier is not a reward model, or if its format does not fit its
+            checkpoint.
     """
     from beamwright.attention import make_attention  # noqa: PLC0415 (of torch)
     from beamwright.models.tree_model import TreeModel  # noqa: PLC0415 (of torch)

@@ -1,7 +1,8 @@
-"""JudgeVerifier: a chat model writes a critique of a path; the score is read from what it wrote.
+"""Verifier with a judge: a chat model writes a critique of a path, and its score is read from it.
 
-Critiques are asides (`engine.asides`) behind prompts of their own: one takes many times as long as
-reading the path again. What is prompt is data (`spec.JudgeSpec`).
+Critiques are generated as asides (`engine.asides`). Each has its own prompt, which is prefilled
+from its start. This costs little, because generating a critique takes many times as long. The
+prompt's format is data (`spec.JudgeSpec`).
 """
 
 from __future__ import annotations
@@ -30,25 +31,24 @@ _NOTE = "critique"
 
 @dataclass(eq=False, kw_only=True)
 class _Critique(Aside):
-    """A critique under way; `given` is its prompt.
+    """A critique that is being generated; `given` is its tokenised prompt."""
 
-    asked: the prompt's text. stops: see `JudgeSpec`; of this step. number: the step's. sample: its
-    own, among the step's.
-    """
-
-    asked: str
-    stops: tuple[str, ...]
-    number: int
-    sample: int
+    asked: str  # the prompt as text
+    stops: tuple[str, ...]  # `JudgeSpec.stops` with the number of the next step filled in
+    number: int  # number of the step, counted from 1 without empty steps
+    sample: int  # number of this critique among the critiques of the step, counted from 0
 
 
 class JudgeVerifier:
-    """Scores steps by what a chat model writes about them; the text is in `node.notes`.
+    """Verifier that scores steps by a chat model's critiques, which it stores in `node.notes`.
 
-    Steps that are empty leave no trace in a prompt. end_ids: tokens that end the judge's turn.
+    Empty steps are left out of the prompt.
+
+    end_ids: token ids that end the judge's turn.
 
     Raises:
-        InputError: if the checkpoint has no chat template, or it cannot write such a prompt.
+        InputError: if the checkpoint has no chat template, or if the template cannot render the
+            prompt.
     """
 
     probabilities = True
@@ -79,15 +79,17 @@ class JudgeVerifier:
         self._writer = AsideWriter(tree_model, num_tokens, who, spec.sampling)
         words = () if spec.suffix is None else (spec.bad, spec.good)
         self._pair = [token_id(word, model) for word in words]
-        self._most_behind = len(codec.encode(spec.suffix or ""))  # tokens that it may take
+        # Tokens of the context that are reserved for the suffix.
+        self._most_behind = len(codec.encode(spec.suffix or ""))
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """A score per step.
+        """Return a score per step: the mean score of its critiques.
 
-        None for an empty step, one beyond the judge's context, and where no critique has a score:
-        without a suffix one that is cut off or states none in range, counted as "judge_unparsed" in
-        `node.usage`.
+        The score is None for an empty step, for a path beyond the judge's context, and if no
+        critique has a score. Without a suffix, a critique has no score if it is truncated or states
+        no score in range. Such critiques count as "judge_unparsed" in `node.usage`. Equal critiques
+        of several nodes are generated once.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold one prompt and its critique.
@@ -99,8 +101,8 @@ class JudgeVerifier:
         firsts = {rows[0]: rows for rows in alike.values()}
         scores: dict[Node, list[float]] = {node: [] for node in nodes}
         left = [*firsts]
-        while left:  # as many as the budget holds with critiques of full length
-            # A single one that does not fit takes block by block: it may be short.
+        while left:  # each batch has as many critiques as fit the budget at full length
+            # A single critique that does not fit is tried anyway, because it may end early.
             batch = left[: max(1, len(self._writer.that_fit(left)))]
             left = left[len(batch) :]
             self._writer.write(batch)
@@ -113,10 +115,13 @@ class JudgeVerifier:
         return [sum(found) / len(found) if (found := scores[node]) else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Nothing is kept on the nodes."""
+        """Do nothing, because the judge keeps no KV between calls."""
 
     def _rows(self, node: Node) -> list[_Critique]:
-        """The critiques to be written about a step; none where there is no room for one."""
+        """Return the critiques to generate for a step.
+
+        The list is empty if the step is not judged, or if the context has no room for a critique.
+        """
         seen = [step for step in node.reply() if step.seen(self.spec.sees)]
         path = [(step, text) for step in seen if (text := self._stripped(step))]
         ended_only = self.spec.scores == "ended_paths"
@@ -146,19 +151,24 @@ class JudgeVerifier:
         ]
 
     def _stripped(self, node: Node) -> str:
-        """A step's text without what only delimits it, or is to be left out."""
+        """Return the text of a step without matches of `drop` and surrounding delimiters."""
         return re.sub(self.spec.drop, "", node.step_text).lstrip("\n").rstrip()
 
     def _prompt(
         self, problem: str, texts: Sequence[str], said: Sequence[str], now: str | None = None
     ) -> str:
-        """The conversation up to the critique. said: about the steps before, if those are turns."""
+        """Return the prompt of a critique: the conversation, and the beginning of the judge's turn.
+
+        texts: the texts of the steps.
+        said: the critiques of the earlier steps, used if each step is a turn.
+        now: the time that chat templates see.
+        """
         step, numbered = self.spec.step, enumerate(texts, start=1)
         steps = [step.replace("{number}", str(n)).replace("{step}", text) for n, text in numbered]
         first = 1 if self.spec.turns == "each_step" else len(steps)
-        before, _, rest = self.spec.prompt.partition(
-            "{problem}"
-        )  # neither is looked into for names
+        # The prompt is split, because the problem and the steps may themselves contain placeholders
+        # such as "{steps}", which must stay.
+        before, _, rest = self.spec.prompt.partition("{problem}")
         between, _, after = rest.partition("{steps}")
         asked = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
         turns = [{"role": "user", "content": asked}]
@@ -169,12 +179,16 @@ class JudgeVerifier:
         return self._render(turns, now, add_generation_prompt=True) + opening
 
     def _render(self, turns: list[dict[str, str]], now: str | None = None, **told: bool) -> str:
+        """Return `turns` in the chat template, after the system message if there is one."""
         if self.spec.system is not None:
             turns = [{"role": "system", "content": self.spec.system}, *turns]
         return self._codec.chat(turns, f"--verifier {self.name}", **told, given={"now": now})
 
     def _read(self, row: _Critique) -> tuple[str, float | None]:
-        """What the judge said, with what was put into its mouth, and the critique's score."""
+        """Return the text of the judge's turn, and the score of the critique.
+
+        With a suffix, the text includes the opening, the suffix and the likelier token.
+        """
         text, usage = self._codec.decode(row.token_ids), row.node.usage
         ends = [at for stop in row.stops if (at := text.find(stop)) >= 0]
         text = text[: min(ends, default=len(text))]
@@ -189,9 +203,10 @@ class JudgeVerifier:
         return f"{opening}{text}{self.spec.suffix}{word}{self.spec.closing}", score
 
     def _weigh(self, row: _Critique, text: str) -> float | None:
-        """How likely the good token is against the bad one behind a text, which is read anew.
+        """Return the probability of the good token against the bad one after `text`.
 
-        So its tokens are those of the whole, as published: a suffix may merge with what it follows.
+        Return None if `text` exceeds the context. The whole text is encoded and prefilled again, as
+        in the published code, because the first token of the suffix may merge with the text before.
         """
         token_ids = self._codec.encode(text)
         if len(token_ids) > self.tree_model.decoder.shape.context:
@@ -207,8 +222,10 @@ class JudgeVerifier:
         return float(good)
 
     def _ends(self, stops: Sequence[str], token_ids: Sequence[int]) -> bool:
-        """True if the newest token ends the turn, or the newest ones hold a stop; each adds a byte
-        at least."""
+        """Return True if the last token ends the turn, or if the last tokens contain a stop text.
+
+        Each token has at least one byte, so as many tokens as the longest stop has bytes suffice.
+        """
         if token_ids[-1] in self.end_ids:
             return True
         most = max((len(stop.encode()) for stop in stops), default=0)

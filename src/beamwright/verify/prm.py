@@ -1,8 +1,9 @@
-"""PrmVerifier: a process reward model whose KV stays on the tree, and the head that it reads.
+"""Verifier with a process reward model (PRM) whose KV is kept per node of the tree, and its head.
 
-A node's encoding shares the longest common token prefix with its parent's; only the rest is
-prefilled, and belongs to the node (search-and-learn re-encodes whole paths).
-A head makes one value per token of hidden states, as `spec.Head` declares it.
+The encoding of a path shares its longest common token prefix with the encoding of the parent's
+path. Only the remaining tokens are prefilled, and their KV belongs to the node. search-and-learn
+encodes and reads whole paths instead. The head computes one value per token from hidden states
+(`spec.Head`).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from beamwright.verify.spec import AGGREGATES, Head, VerifierSpec
 
 OWNER = "verifier"
 ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Values of chosen tokens.
+"""Function that computes the values of some tokens [at].
 
-From hidden states [tokens, hidden] of one step's encoding, in order, their token ids [tokens],
-and indices of the tokens to read. A head that looks back reads hidden[at - 1].
+Arguments: the hidden states [tokens, hidden], their token ids [tokens], and the indices of the
+tokens to read [at]. A head that looks back reads hidden[at - 1].
 """
-_LEAST_PIECE = 32  # tokens whose values are made together, see `_in_pieces`
+_LEAST_PIECE = 32  # fewest tokens whose values are computed together; see `_in_pieces`
 _BROKEN = (SafetensorError, UnpicklingError, OSError, EOFError, ValueError, RuntimeError)
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "softmax": lambda values: values.softmax(-1)[:, 1],  # of [tokens, 2], the second column
+    "softmax": lambda values: values.softmax(-1)[:, 1],  # values [tokens, 2]: the second column
     "sigmoid": lambda values: values[:, 0].sigmoid(),
     "exp": lambda values: values[:, 0].exp(),
     "identity": lambda values: values[:, 0],
@@ -54,25 +55,26 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(eq=False)
 class VerifierState:
-    """What nodes of equal paths hold: their tokens, the last step's segment, and all segments.
+    """The verifier's state of one or more nodes with equal paths, which share it.
 
-    Equal tokens, cut into equal segments, since cuts decide last bits, and read at equal places.
-    score: of the last step. users: nodes that hold it. below: the states that follow it, by what
-    they add; beside: the one of these tables that it is in itself.
+    Two paths are equal if they have the same tokens, the same split into segments, and the same
+    positions to read. The split matters because it affects the last bits of a score.
     """
 
-    token_ids: list[int]
-    segment: Segment
-    path: KVPath
-    key: tuple[object, ...] = ()
+    token_ids: list[int]  # token ids of the whole path
+    segment: Segment  # KV of the tokens that the last step added
+    path: KVPath  # KV of the whole path
+    key: tuple[object, ...] = ()  # key of this state in `beside`
+    # The table `below` of the parent's state, which contains this state.
     beside: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    # The states of longer paths, by the tokens and positions that they add to this path.
     below: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
-    score: float | None = None
-    users: int = 1
+    score: float | None = None  # score of the last step
+    users: int = 1  # number of nodes that hold this state
 
 
 class PrmVerifier:
-    """Scores steps by a declared format (`VerifierSpec`)."""
+    """Verifier that scores steps with a reward model in a declared format (`VerifierSpec`)."""
 
     def __init__(self, spec: VerifierSpec, model: LoadedModel, tree_model: TreeModel) -> None:
         if model.codec is None:
@@ -85,16 +87,18 @@ class PrmVerifier:
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
         self._head = make_head(spec, model)
-        # A head that looks back needs the hidden state before the first new token.
+        # A head that looks back needs the hidden state before the first new token, so one more
+        # token is read.
         self._look_back = 1 if spec.head.looks_back else 0
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """A score per step; None for an empty step or one beyond the verifier's context.
+        """Return a score per step; None for an empty step or a path beyond the verifier's context.
 
-        Steps above that were not scored are read with it, and their path's score is its own.
-        Steps of one path may come together, parents first: they are read in one pass.
-        Steps whose paths are the same tokens are computed once, as long as one of them is there.
+        Ancestors that were not scored are read together with their descendant, and the aggregate of
+        all these steps is its score. `nodes` may contain several steps of one path, ancestors
+        first. They are read in one pass. Steps of equal paths are computed once, as long as one
+        node of the path still exists.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
@@ -107,7 +111,7 @@ class PrmVerifier:
         return [node.handles[OWNER].score for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free the segments of these nodes that no other holds."""
+        """Drop the verifier's states of these nodes, and free segments that no other node uses."""
         for node in nodes:
             state: VerifierState | None = node.handles.pop(OWNER, None)
             if state is None:
@@ -119,13 +123,14 @@ class PrmVerifier:
 
     @torch.inference_mode()
     def restore(self, nodes: Sequence[Node]) -> None:
-        """Give scored nodes of a rebuilt tree their KV again; no score is read.
+        """Recompute the KV of scored nodes in a rebuilt tree, such as a resumed one.
 
-        nodes: parents come first; all ancestors that were scored are among them. Tokens that this
-        costs count as recomputed, not as the nodes' own.
+        Scores are not recomputed. The tokens count as recomputed and not in `node.usage`.
+
+        nodes: parents come first, and all scored ancestors are included.
 
         Raises:
-            CapacityError: if the verifier's KV budget cannot hold them.
+            CapacityError: if the verifier's KV budget cannot hold the KV.
         """
         scored = (node for node in nodes if node.turn is None and node.answers)
         for _, same in groupby(scored, key=lambda node: node.depth):
@@ -141,7 +146,10 @@ class PrmVerifier:
                 node.handles[OWNER].score = node.step_score
 
     def _enter(self, nodes: Iterable[Node]) -> list[tuple[VerifierState, Encoded, PrefillRequest]]:
-        """Put the handles of these in place; what must be computed for them."""
+        """Create the states of `nodes`, and return the states that must be computed.
+
+        Each entry is the state, its encoding, and the request that prefills its tokens.
+        """
         work, trees = [], by_root(nodes)
         self._begin(trees)
         for root, below in trees.items():
@@ -153,17 +161,17 @@ class PrmVerifier:
         return work
 
     def _begin(self, roots: Iterable[Node]) -> None:
-        """Give every root the KV of its problem's prefix, once.
+        """Prefill the text before the first step for every root that has no state yet.
 
         Raises:
-            CapacityError: if the verifier's KV budget cannot hold it.
+            CapacityError: if the verifier's KV budget cannot hold the KV.
         """
         new = [root for root in roots if OWNER not in root.handles]
         requests = []
         for root in new:
             token_ids = self._encoder.encode_prefix(root)
             if len(token_ids) > self.tree_model.decoder.shape.context:
-                token_ids = []  # no path of this problem fits: none will be scored
+                token_ids = []  # no path of this problem fits, so no step will be scored
             segment = self.tree_model.store.create()
             path = (PathPart(segment, len(token_ids)),)
             root.handles[OWNER] = VerifierState(token_ids, segment, path)
@@ -177,14 +185,22 @@ class PrmVerifier:
             raise
 
     def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
-        """What must be computed for this node; its handle is in place afterwards."""
+        """Create the state of `node`, and return the request that computes it.
+
+        Return None if nothing has to be computed: the step gets no score, or an equal path has the
+        state already.
+
+        Raises:
+            InputError: if the tokenizer has tokens that the model does not have.
+        """
         token_ids, shape, store = (
             encoded.token_ids,
             self.tree_model.decoder.shape,
             self.tree_model.store,
         )
         parent: VerifierState = _scored_above(node).handles[OWNER]
-        if not encoded.read_at or len(token_ids) > shape.context:  # the node is where its parent is
+        # Without a score, the node continues from the state of its nearest scored ancestor.
+        if not encoded.read_at or len(token_ids) > shape.context:
             node.handles[OWNER] = VerifierState(parent.token_ids, store.create(), parent.path)
             return None
         if max(token_ids) >= shape.vocab:
@@ -196,7 +212,7 @@ class PrmVerifier:
         start = max(0, shared - self._look_back)
         new = token_ids[start:]
         key = (start, *new, None, *encoded.read_at, None, *encoded.sizes)
-        if (state := parent.below.get(key)) is not None:  # a node of an equal path has had it
+        if (state := parent.below.get(key)) is not None:  # another node has an equal path
             state.users += 1
             node.handles[OWNER] = state
             return None
@@ -215,19 +231,24 @@ class PrmVerifier:
     def _read(
         self, work: list[tuple[Encoded, PrefillRequest]], hidden: list[torch.Tensor]
     ) -> list[float]:
-        """Values of all steps in one pass through the head, combined per step."""
+        """Return the score of each encoding, from one pass of all tokens through the head.
+
+        hidden: for each entry of `work`, the hidden states that its request reads.
+        """
         if not work:
             return []
         device = hidden[0].device
         at: list[int] = []
-        token_ids: list[int] = []  # of the hidden states
+        token_ids: list[int] = []  # token ids of the joined hidden states
         for encoded, request in work:
             known = request.reads(0, len(request.token_ids))
             place = {token: len(token_ids) + i for i, token in enumerate(known)}
             at.extend(place[index - request.start] for index in encoded.read_at)
             token_ids.extend(request.token_ids[token] for token in known)
-        # Whole vector registers: else sigmoid's last elements take another path than the rest. On a
-        # card libraries choose kernels by the rows, and no self-test asks a head: always as many.
+        # Fill up the last piece, so that values do not depend on the batch. On a CPU, the last
+        # elements of a sigmoid would otherwise take another code path than whole vector registers.
+        # On a GPU, libraries choose kernels by the number of rows, and the self-tests cover no
+        # head, so every piece has the same number of rows.
         piece = _LEAST_PIECE if device.type == "cpu" else HEAD_TOKENS
         at.extend(at[:1] * (-len(at) % piece))
         ids = torch.tensor(token_ids, device=device)
@@ -237,15 +258,20 @@ class PrmVerifier:
         scores: list[float] = []
         for encoded, _ in work:
             of_steps = [list(islice(values, size)) for size in encoded.sizes]
-            # A minimum would pass over NaN.
+            # The minimum could hide a NaN.
             finite = all(math.isfinite(value) for of_step in of_steps for value in of_step)
             scores.append(aggregate([*map(combine, of_steps)]) if finite else math.nan)
         return scores
 
 
 def _scored_above(node: Node, beside: Container[Node] = ()) -> Node:
-    """The nearest step above it in its reply that was scored, or is with it, `beside` it; or
-    the root: every reply begins behind the problem, turns and earlier replies are not read."""
+    """Return the nearest ancestor in the reply of `node` that has a state, or is in `beside`.
+
+    Otherwise, return the root: the verifier reads every reply directly after the problem, without
+    turns and earlier replies.
+
+    beside: the other nodes of the same call.
+    """
     steps = reversed(node.reply()[:-1])
     return next((s for s in steps if OWNER in s.handles or s in beside), node.root)
 
@@ -254,10 +280,10 @@ def _scored_above(node: Node, beside: Container[Node] = ()) -> Node:
 
 
 def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
-    """The head that the spec declares, with its weights read.
+    """Create the head that `spec` declares, and read its weights.
 
     Raises:
-        InputError: if its tokens or its weights are not there.
+        InputError: if its tokens or weights do not exist, or do not fit the model.
     """
     decoder, activate, kind = model.decoder, _ACTIVATE[spec.activation], spec.head.kind
     if kind == "logit_pair":
@@ -276,7 +302,10 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
         return lambda hidden, token_ids, at: activate(decoder.by_rows(product, hidden[at]))
 
     def values(hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """Of P(token right | prefix right): from the state before the token, and the token."""
+        """Return the values of the tokens `at`, from the hidden states before them.
+
+        The value of a trained head is P(token is right | prefix is right).
+        """
         previous, chosen = hidden[at - 1], token_ids[at]
         logprobs = decoder.logits(previous).float().log_softmax(-1)
         own = logprobs.gather(1, chosen.unsqueeze(1))
@@ -301,14 +330,18 @@ def _in_pieces(
     at: torch.Tensor,
     piece_tokens: int = HEAD_TOKENS,
 ) -> torch.Tensor:
-    """Values of the tokens `at`, a piece at a time: a head may make logits of a whole vocabulary.
-    Pieces are halved where there is no memory for them."""
+    """Return the values of the tokens `at`, computed in pieces of `piece_tokens`.
+
+    Pieces bound the memory, because a head may compute the logits of the whole vocabulary. If
+    memory runs out, a piece is computed in halves.
+    """
     found: list[torch.Tensor] = []
     for piece in at.split(piece_tokens):
         try:
             found.append(head(hidden, token_ids, piece))
             continue
-        except (MemoryError, RuntimeError) as error:  # holds what the head has made until it ends
+        # The retry comes after this block, because `error` keeps the head's tensors alive in it.
+        except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error) or piece_tokens == _LEAST_PIECE:
                 raise
         found.append(_in_pieces(head, hidden, token_ids, piece, piece_tokens // 2))
@@ -316,7 +349,11 @@ def _in_pieces(
 
 
 def token_id(token: str | int | None, model: LoadedModel) -> int:
-    """The id of a token that is given by text or id."""
+    """Return the id of a token that is given by its text or id.
+
+    Raises:
+        InputError: if the id does not exist, or if the text is not exactly one token.
+    """
     vocab, where = model.decoder.shape.vocab, f"verifier {model.folder}"
     if type(token) is int:
         if not 0 <= token < vocab:
@@ -329,7 +366,7 @@ def token_id(token: str | int | None, model: LoadedModel) -> int:
 
 
 def _stored(head: Head, folder: Path, where: str) -> dict[str, torch.Tensor]:
-    """A head's tensors by name; one bare layer (`.pt`) is `layers.0`."""
+    """Return a head's tensors by name; an unnamed layer in a `.pt` file becomes `layers.0`."""
     if head.file is None:
         names = [f"{layer}.{part}" for layer in head.layers for part in ("weight", "bias")]
         return read_tensors(folder, names)
@@ -348,6 +385,7 @@ def _stored(head: Head, folder: Path, where: str) -> dict[str, torch.Tensor]:
 
 
 def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
+    """Return the linear layers of the head, after checking their names, shapes and values."""
     head, folder = spec.head, model.folder or Path(".")
     where = f"verifier head {folder if head.file is None else folder / head.file}"
     stored = _stored(head, folder, where)
@@ -365,7 +403,7 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     if head.kind == "token_mlp":
         wide = ("previous_hidden", "token_embedding")
         width = sum(width if feature in wide else 1 for feature in head.features)
-    for name, layer in zip(names, layers, strict=True):  # each takes what the one before gives
+    for name, layer in zip(names, layers, strict=True):  # a layer's inputs: the outputs before it
         weight, bias = layer.weight, layer.bias
         if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
             raise InputError(

@@ -1,11 +1,12 @@
-"""A verifier inside the generator: a small head on the hidden states that tokens were drawn from.
+"""Probe verifier: a small head on the generator's hidden states from which tokens were sampled.
 
-ReProbe and STEP (2601.09093): what a generator knows of its own path is in its hidden states, which
-are there anyway. Of each token the head reads the final state that it was drawn from, the token's
-embedding and its log-probability, and says how likely it is right; a step's score is the product
-over its tokens. No second model, no KV, no token read. The state at a step's end alone, as in STEP,
-tells problems apart and not paths, on the bundled models (docs/log/2026-11.md#probe).
-The lab trains one (`beamwright probe`). Knows the head's file and its scores.
+The hidden states contain information about whether a path is right, and decoding computes them
+anyway (ReProbe; STEP, arXiv 2601.09093). For each token the head reads the final hidden state from
+which the token was sampled, the token's embedding and its log-probability. It predicts the
+probability that the token is right, and a step's score is the product over its tokens. No second
+model, no further KV and no prefill are needed. On the bundled models, the state at the end of a
+step alone, as in STEP, separates problems but not paths (docs/log/2026-11.md#probe). The lab trains
+heads with `beamwright probe`. This module knows the file of a head and its scores.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ OWNER = "verifier"
 FORMAT = "beamwright probe 1"
 _NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
 _TILE = 32
-"""Rows of a product, and of the sigmoid behind it: always so many, so that a value's bits do not
-depend on what is scored beside it."""
+"""Rows of each matrix product and of the sigmoid after it. The number is fixed, so that a value is
+bitwise equal in every batch."""
 
 
 def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
-    """What a head reads of tokens [tokens, 2 * hidden + 1].
+    """Return the inputs of the head for some tokens [tokens, 2 * hidden + 1].
 
-    hidden: [tokens, hidden], what each was drawn from; logprobs: [tokens]. Of half precisions the
-    head's own sums are float32.
+    The inputs are float32 if the generator computes in half precision.
+
+    hidden: the hidden states from which the tokens were sampled [tokens, hidden].
+    logprobs: the log-probabilities of the tokens [tokens].
     """
     dtype = torch.promote_types(decoder.dtype, torch.float32)
     parts = hidden, decoder.embedded(token_ids), logprobs[:, None]
@@ -56,19 +59,20 @@ def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tens
 
 @dataclass(frozen=True)
 class ProbeHead:
-    """Two layers: `features` to `width` numbers, ReLU, to the logit that a token is right.
+    """A trained head: Linear-ReLU-Linear from `features` to the logit that a token is right."""
 
-    tensors: float32 [width, features], [width], [1, width], [1]. generator: SHA-256 of the model's
-    files that it reads; model: how that was named. report: of its training.
-    """
-
+    # Weights and biases, float32: [width, features], [width], [1, width], [1].
     tensors: Sequence[Tensor]
-    generator: str
-    model: str
-    report: Mapping[str, Any]
+    generator: str  # SHA-256 of the files of the generator whose states the head reads
+    model: str  # name of this generator
+    report: Mapping[str, Any]  # report of the training
 
     def save(self, file: Path) -> None:
-        """Raises InputError if the file cannot be written."""
+        """Write the head to `file`.
+
+        Raises:
+            InputError: if the file cannot be written.
+        """
         facts = {"format": FORMAT, "generator": self.generator, "model": self.model}
         facts["report"] = json.dumps(self.report)
         tensors = dict(zip(_NAMES, (t.contiguous() for t in self.tensors), strict=True))
@@ -76,7 +80,11 @@ class ProbeHead:
 
 
 def read_head(file: Path) -> ProbeHead:
-    """Raises InputError if it is not there, damaged, or no head of this format."""
+    """Read a head.
+
+    Raises:
+        InputError: if the file does not exist, is damaged, or is not a head of this format.
+    """
     where = f"--verifier {PROBE}:{file}"
     if not file.is_file():
         raise InputError(f"{where}: no such file; `beamwright probe train` makes one")
@@ -102,10 +110,12 @@ def read_head(file: Path) -> ProbeHead:
 
 
 class ProbeVerifier:
-    """Scores a step by the chance that all its tokens are right, and those of steps above it that
-    nobody has scored: a path's score is the product.
+    """Verifier that scores a step by the probability that all its tokens are right.
 
-    A path is all that a score depends on. digest: of the head's file.
+    The tokens of preceding steps without a score are included. A path's score is the product of its
+    step scores. A score depends on the path alone.
+
+    digest: the future digest of the head's file.
     """
 
     default_aggregate = "prod"
@@ -113,7 +123,13 @@ class ProbeVerifier:
     traits = Traits(reads_drawn=True, reads_states=True, sees="both")
 
     def __init__(self, file: Path, generator: LoadedModel, named: str) -> None:
-        """named: the generator. Raises InputError for a bad file, or another generator's head."""
+        """Read the head from `file`.
+
+        named: the name of the generator, for errors.
+
+        Raises:
+            InputError: if the file is not valid, or if the head belongs to another generator.
+        """
         head, decoder = read_head(file), generator.decoder
         self.name, self.head = f"{PROBE}:{file}", head
         digest = generator.digest and generator.digest.result()
@@ -132,7 +148,7 @@ class ProbeVerifier:
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """A chance per step; None of one without a token."""
+        """Return the probability of each step; None for a step without tokens."""
         paths = [_unscored(node) for node in nodes]
         self._read([step for path in paths for step in path if OWNER not in step.handles])
         return [
@@ -141,7 +157,7 @@ class ProbeVerifier:
         ]
 
     def _read(self, steps: Sequence[Node]) -> None:
-        """Put the log of each step's chance in its place; its states are needed no more."""
+        """Store the log-probability of each step as its handle, and drop its hidden states."""
         hidden, counts = list[Tensor](), list[int]()
         ids, logprobs = list[int](), list[float]()
         for step in steps:
@@ -151,7 +167,7 @@ class ProbeVerifier:
             if state is not None and count:
                 state.drawn_from = ()
                 hidden += states
-                # Of tokens taken from a sibling (`--speculation truncate`) there are none.
+                # Tokens taken from a sibling (`--speculation truncate`) come first, without states.
                 ids += step.token_ids[-count:]
                 logprobs += step.logprobs[-count:]
         values = list[float]()
@@ -165,17 +181,18 @@ class ProbeVerifier:
             del values[:count]
 
     def _logs(self, rows: Tensor) -> tuple[Tensor]:
+        """Return the log of the probability that each token is right [rows]."""
         first, last = self._layers
         return (F.logsigmoid(last(first(rows).relu_())[:, 0]),)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Forget what is known of these nodes."""
+        """Drop the values stored on these nodes."""
         for node in nodes:
             node.handles.pop(OWNER, None)
 
 
 def _unscored(node: Node) -> list[Node]:
-    """A step, and those right above it that have no score."""
+    """Return `node` and the steps directly before it that have no score, the last step first."""
     steps = [node]
     for above in reversed(node.reply()[:-1]):
         if above.step_score is not None:

@@ -1,8 +1,8 @@
-"""Scores that need no second model: what the generator knew of its own tokens, a user's own code.
+"""Verifiers without a second model: the generator's own token statistics, and functions of a user.
 
-A tree keeps the log-probability of each drawn token under the untempered distribution; the
-statistics of the whole distribution that a scorer names in `token_stats` are computed for it and
-kept beside (`protocols.Traits`). DeepConf: Fu et al. 2025, "Deep Think with Confidence".
+The tree stores the log-probability of each sampled token under the distribution at temperature 1.
+Further statistics of the distribution are computed and stored only if a scorer names them in
+`token_stats` (`protocols.Traits`). DeepConf: Fu et al. 2025, "Deep Think with Confidence".
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from beamwright.protocols import Traits, Verifier, traits_of
 from beamwright.tree import Node, Sees
 
 _ENTROPY, _CONFIDENCE = "entropy", "confidence"
-_BOTTOM = 10  # the lowest tenth of the groups
+_BOTTOM = 10  # `bottom_groups` takes the lowest tenth of the groups
 
+# Function from the confidences of a path's tokens and the window to a score.
 Measure = Callable[[Sequence[float], int], float]
 ScoreFunction = Callable[[str, list[str]], float | None]
-"""From the problem's text and the texts of a path's steps to the score of the last one."""
+"""Function from the problem's text and the texts of a path's steps to the score of the last step.
+
+None: the function gives no score.
+"""
 
 
 class StepScorer:
-    """Scores a step by what is on its node: nothing is kept.
+    """Verifier that computes a step's score from the data on its node. It stores nothing.
 
-    measure: from a node to its score. token_stats, sees: see `protocols.Traits`.
+    measure: function from a node to its score.
+    token_stats, sees: see `protocols.Traits`.
     """
 
     def __init__(
@@ -45,46 +50,54 @@ class StepScorer:
         self.traits = Traits(frozenset(token_stats), reads_drawn=True, sees=sees)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """A score per step."""
+        """Return a score per step."""
         return [self._measure(node) for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Nothing is kept on the nodes."""
+        """Do nothing, because the scorer stores nothing on the nodes."""
 
 
 # --- DeepConf --------------------------------------------------------------------------------
 
 
 def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
-    """Mean confidence of every `window` tokens in a row; a shorter path is one group."""
+    """Return the mean confidence of every `window` consecutive tokens.
+
+    A path with fewer tokens is one group.
+    """
     size = min(window, len(confidences))
     sums = list(accumulate(confidences, initial=0.0))
     return [(after - before) / size for before, after in zip(sums, sums[size:], strict=False)]
 
 
 def lowest_group(confidences: Sequence[float], window: int) -> float:
-    """DeepConf's lowest group confidence."""
+    """Return DeepConf's lowest group confidence."""
     return min(group_confidences(confidences, window))
 
 
 def bottom_groups(confidences: Sequence[float], window: int) -> float:
-    """DeepConf's bottom-10% group confidence: the mean of the lowest tenth, at least of one."""
+    """Return DeepConf's bottom-10% group confidence: the mean of the lowest tenth of the groups.
+
+    At least one group is used.
+    """
     groups = sorted(group_confidences(confidences, window))
     return _mean(groups[: max(1, len(groups) // _BOTTOM)])
 
 
 def tail(confidences: Sequence[float], window: int) -> float:
-    """DeepConf's tail confidence: the mean of the last `window` tokens."""
+    """Return DeepConf's tail confidence: the mean confidence of the last `window` tokens."""
     return _mean(confidences[-window:])
 
 
 def deepconf(window: int = 128, measure: Measure = lowest_group) -> StepScorer:
-    """DeepConf's confidence of the path so far; the last step's score is that of the whole path.
+    """Create a scorer with DeepConf's confidence of the path so far.
 
-    window: tokens of a group. measure: `lowest_group`, `bottom_groups` or `tail`.
-    The score is the published number itself: positive, and a mean of token confidences, which
-    start at the log of 20 (`engine.sampling.confidence`) and have no upper end. Squeezing it into
-    [0, 1] would change the weights of a vote.
+    The score of the last step is the score of the whole path. It is the published number, not
+    scaled to [0, 1], because scaling would change the weights of a vote. It is a mean of token
+    confidences, which are at least log(20) and have no upper limit (`engine.sampling.confidence`).
+
+    window: tokens of a group.
+    measure: `lowest_group`, `bottom_groups` or `tail`.
     """
 
     def confidence(node: Node) -> float | None:
@@ -101,19 +114,19 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _exp(of: Callable[[Sequence[float]], float], drawn: Sequence[float]) -> float | None:
-    """A probability, in (0, 1]; None of a step without tokens."""
+    """Return exp(of(drawn)), a probability in (0, 1]; None for a step without tokens."""
     return math.exp(of(drawn)) if drawn else None
 
 
 _probability = partial(StepScorer, probabilities=True)
 _PLAIN: dict[str, Callable[[], StepScorer]] = {
-    # No opinion: order falls back to lineage.
+    # No scores: the lineage decides the order of the steps.
     "none": partial(StepScorer, lambda _: None, sees="answer"),
-    # The geometric mean of the tokens' probabilities, and the least of them.
+    # The geometric mean of the tokens' probabilities, and the smallest probability.
     "logprob": partial(_probability, lambda node: _exp(_mean, node.logprobs), "mean"),
     "min-logprob": partial(_probability, lambda node: _exp(min, node.logprobs), "min"),
-    # One over the number of equally likely tokens that the generator chose from, on (geometric)
-    # average: 1 where it had no choice.
+    # exp(-mean entropy). It is 1 if the generator had no choice, and 1 / k if at every token it
+    # chose from k equally likely ones.
     "entropy": partial(
         _probability,
         lambda node: _exp(lambda drawn: -_mean(drawn), node.stats.get(_ENTROPY, ())),
@@ -127,15 +140,17 @@ _MEASURES: dict[str, Measure] = {
     "deepconf-tail": tail,
 }
 PROBE = "probe"
-"""`probe:HEAD`: a head on the generator's own hidden states, `verify.probe`."""
+"""Name in `probe:HEAD`: a head on the generator's own hidden states (`verify.probe`)."""
 WITHOUT_MODEL = (*_PLAIN, *_MEASURES, PROBE)
 
 
 def scorer(name: str, option: str | None) -> Verifier:
-    """The scorer of a name in `WITHOUT_MODEL` but `PROBE`. option: what follows it and a colon.
+    """Create the scorer `name`, one of `WITHOUT_MODEL` except `PROBE`.
+
+    option: the text after `name` and a colon, such as the window of DeepConf; None without a colon.
 
     Raises:
-        InputError: for an option that it does not take.
+        InputError: for an option that the scorer does not take, or that is not valid.
     """
     if name in _PLAIN:
         if option is not None:
@@ -148,14 +163,16 @@ def scorer(name: str, option: str | None) -> Verifier:
     return deepconf(int(option), _MEASURES[name])
 
 
-# --- a user's own ----------------------------------------------------------------------------
+# --- code of the user ------------------------------------------------------------------------
 
 
 class CallableVerifier(StepScorer):
-    """Scores a step by `function(problem, steps)`.
+    """Verifier that scores a step by a user's `function(problem, steps)`.
 
-    steps: the path's steps without the empty ones, delimiters included; an empty step is not
-    scored. The function may return None for no opinion. aggregate: steps to a path's score.
+    steps: the texts of the path's steps with their delimiters. Empty steps are left out and get no
+        score.
+    function: may return None for no score.
+    aggregate: how a path's score follows from its steps.
     """
 
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
@@ -164,7 +181,11 @@ class CallableVerifier(StepScorer):
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def _score(self, node: Node) -> float | None:
-        """Raises InputError if the function does, or returns what is no finite number."""
+        """Return the score of one step.
+
+        Raises:
+            InputError: if the function raises, or returns neither a finite number nor None.
+        """
         if not node.step_text.strip():
             return None
         seen = (step for step in node.reply() if step.seen(self.traits.sees))
@@ -172,7 +193,7 @@ class CallableVerifier(StepScorer):
         where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
         try:
             value: Any = self.function(node.root.problem_text, steps)
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise anything
             raise InputError(f"{where}: it raised {error_line(error)}") from error
         if value is None:
             return None
@@ -187,10 +208,11 @@ class CallableVerifier(StepScorer):
 
 
 class ObjectVerifier:
-    """A verifier of the user's own, with the usual answers to what it does not say.
+    """Verifier that calls a user's object, with defaults for properties that it does not declare.
 
-    listwise: unless it says that scores are each their own, or that it may be called beside
-    decoding, where batches are as they come. reads_drawn: if it asks for statistics of tokens.
+    By default it is `listwise`, so that a call contains all steps of a round. An object that
+    declares `beside_decoding` is not: calls on its own thread contain the steps that are ready.
+    By default it has `reads_drawn` if it requests statistics of tokens. See `protocols.Traits`.
     """
 
     def __init__(self, function: Any) -> None:
@@ -203,24 +225,29 @@ class ObjectVerifier:
         self.traits = traits_of(function, **usual)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """What the user's object answers.
+        """Return the scores that the user's object gives.
 
         Raises:
-            InputError: if it raises.
+            InputError: if the object raises.
         """
         try:
             return list(self.function.score(nodes))
-        except Exception as error:  # whatever a user's object raises
+        except Exception as error:  # a user's object may raise anything
             raise InputError(f"verifier {self.name}: it raised {error_line(error)}") from error
 
     def release(self, nodes: Sequence[Node]) -> None:
+        """Call the object's `release` if it has one."""
         release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
         if release is not None:
             release(nodes)
 
 
 def _traits(function: Any) -> Traits:
-    """What a user's code says of itself. Raises InputError for what `sees` cannot be."""
+    """Return the traits that a user's verifier declares.
+
+    Raises:
+        InputError: if `sees` has an unknown value.
+    """
     traits = traits_of(function)
     if traits.sees not in get_args(Sees):
         parts = ", ".join(get_args(Sees))

@@ -1,8 +1,8 @@
-"""Verifiers as data: template, where to read, head, activation, and whose checkpoints they are.
+"""Verifier formats as data: template, positions to read, head and activation.
 
-Adding a reward model needs no code: a checkpoint folder says what it is in `verifier.yaml`, or it
-is recognised as one of the families, a file each in `families/` (`family.py`). What a judge is
-asked is a `judge.yaml`, or one of the families, too.
+A new reward model needs no code. Its checkpoint folder contains a `verifier.yaml` with its format,
+or it is detected as one of the families in `families/` (`family.py`). The prompt of a judge is a
+`judge.yaml` or a family.
 
 ```yaml
 name: my-prm
@@ -18,7 +18,7 @@ combine: last                 # tokens of one step to the step's score
 aggregate: min                # steps of a path to the path's score
 ```
 
-`family: NAME` in that file starts from that family and changes what it names.
+`family: NAME` in that file starts with the format of this family. Other keys replace its values.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from beamwright.tree import Sees
 
 JUDGE_FILE = "judge.yaml"
 PACKAGED_JUDGE = Path(__file__).parent / JUDGE_FILE
+# Markup that is removed from a critique before its score is read.
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _EMPHASIS = re.compile(r"[*`$]+")
-STACKS = ("linear", "two_layer", "token_mlp")
+STACKS = ("linear", "two_layer", "token_mlp")  # kinds of heads that consist of linear layers
 _PLACEHOLDER = re.compile(r"(?<![\\\w{])\{\s*([A-Za-z_]\w*)\s*\}(?!\})")
 
 _S = TypeVar("_S", bound=Section)
@@ -54,18 +55,22 @@ AGGREGATES: dict[str, Callable[[list[float]], float]] = {
 
 
 def aggregate(step_scores: Sequence[float | None], how: str) -> float | None:
-    """One score for a path. Steps without a score (empty ones) are left out; None if all are.
+    """Return the score of a path from the scores of its steps.
 
-    So "last" never scores an empty step.
+    Steps without a score, such as empty steps, are skipped, also by "last". Return None if no step
+    has a score.
     """
     scores = [score for score in step_scores if score is not None]
     return AGGREGATES[how](scores) if scores else None
 
 
 def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> None:
-    """Raises ValueError if a template holds `{word}` that nothing is put in place of.
+    """Check that a template contains only the placeholders `known`.
 
-    `\\boxed{answer}` is text: a brace behind a word opens no placeholder.
+    `\\boxed{answer}` is plain text: a brace directly after a word begins no placeholder.
+
+    Raises:
+        ValueError: for an unknown `{word}`, or if `{problem}` is known and does not occur.
     """
     for word in _PLACEHOLDER.findall(text or ""):
         if word not in known:
@@ -77,13 +82,14 @@ def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> N
 
 
 class Template(Section):
-    """How a path becomes the verifier's text. Special tokens stand as their text.
+    """How the text that the verifier reads is built from a path.
 
-    layout: "text" writes prefix, then every step and its suffix. "dialogue" makes each step a
-    user's turn (the first after the problem and a blank) that the assistant answers with `marker`;
-    "answer" makes the whole answer one turn of the assistant. Both need a chat template.
+    Special tokens are written as their text.
     """
 
+    # "text": the prefix, then every step with its suffix. "dialogue": each step is a user turn (the
+    # first one begins with the problem and a space), and the assistant answers it with `marker`.
+    # "answer": the whole answer is one assistant turn. Both chat layouts need a chat template.
     layout: Literal["text", "dialogue", "answer"] = "text"
     bos: bool = Field(False, description="the tokenizer's bos, where it has one, goes first")
     prefix: str | None = Field(None, description="None: the checkpoint's chat template")
@@ -111,28 +117,32 @@ class Template(Section):
 
 
 def _is_inside(file: str) -> bool:
-    """Links are followed: the hub's cache is made of them, and they are the user's own."""
-    path = PureWindowsPath(file)  # both kinds of slashes, and drives
+    """Return True if the relative path `file` stays inside its folder.
+
+    Symbolic links are not checked: the hub's cache consists of links, and the user controls them.
+    """
+    path = PureWindowsPath(file)  # understands both kinds of slashes, and drive letters
     return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in file
 
 
 class Head(Section):
-    """What turns hidden states into values.
+    """The head: the last layers, which compute values from hidden states."""
 
-    logit_pair: two rows of the LM head (tokens `good` and `bad`). linear: one row, or two for
-    softmax. two_layer: Linear-ReLU-Linear to two classes. token_mlp: Linear-GELU-...-Linear over
-    features of each token and its predecessor. token_logprob: the token's own log-probability.
-    layers: names of the linear layers, `NAME.weight` and, where there is one, `NAME.bias`.
-    file: safetensors inside the folder that hold them (by default as `layers.0`, `layers.1`, ...),
-    or a `.pt` of them or of one bare layer; without it they are in the checkpoint itself.
-    """
-
+    # logit_pair: two rows of the LM head, those of the tokens `good` and `bad`.
+    # linear: one linear layer with one output, or with two for softmax.
+    # two_layer: Linear-ReLU-Linear with two classes.
+    # token_mlp: Linear-GELU-...-Linear on `features` of each token and its predecessor.
+    # token_logprob: the log-probability of the token itself.
     kind: Literal["logit_pair", "linear", "two_layer", "token_mlp", "token_logprob"]
+    # A safetensors file in the checkpoint folder that contains the layers, by default named
+    # `layers.0`, `layers.1`, ...; or a `.pt` file of these layers or of one unnamed layer.
+    # None: the layers are tensors of the checkpoint itself.
     file: str | None = None
+    # Names of the linear layers: the tensors are `NAME.weight` and, optionally, `NAME.bias`.
     layers: tuple[str, ...] = ()
-    features: tuple[Feature, ...] = ()
-    good: str | int | None = None
-    bad: str | int | None = None
+    features: tuple[Feature, ...] = ()  # inputs of a token_mlp head
+    good: str | int | None = None  # a token, as text or id
+    bad: str | int | None = None  # a token, as text or id
 
     @model_validator(mode="after")
     def _complete(self) -> Head:
@@ -148,37 +158,36 @@ class Head(Section):
 
     @property
     def looks_back(self) -> bool:
-        """True if a token's value needs the hidden state before it."""
+        """True if the value of a token depends on the hidden state of the token before it."""
         return self.kind in ("token_mlp", "token_logprob")
 
 
 class VerifierSpec(Section):
-    """One verifier format. See the module's docstring.
-
-    read: "end" is the last token of the whole text. scores: "ended_paths" leaves every step but
-    a path's last one without a score (a model that judges finished answers). sees: steps of the
-    other kind are left out of the text, and have no score.
-    """
+    """The format of a verifier; see the docstring of this module."""
 
     name: str
     template: Template = Template()
+    # The tokens of a step at which values are read. "end": the last token of the whole text.
     read: Literal["every_token", "step_end", "marker", "before_marker", "end"]
     head: Head
     activation: Literal["sigmoid", "softmax", "exp", "identity"]
+    # "ended_paths": only the last step of an ended path gets a score, for a model that judges
+    # finished answers.
     scores: Literal["every_step", "ended_paths"] = "every_step"
+    # The part of a reply that is scored. Steps of the other part are left out of the text.
     sees: Sees = "answer"
-    combine: Reduction = "last"
-    aggregate: Reduction = "last"
+    combine: Reduction = "last"  # from the values of a step to its score
+    aggregate: Reduction = "last"  # from the scores of steps to the path's score
 
     @property
     def reads_logits(self) -> bool:
-        """True if it needs the LM head."""
+        """True if the format needs the LM head."""
         from_features = {"logprob", "entropy", "gap"} & set(self.head.features)
         return self.head.kind in ("logit_pair", "token_logprob") or bool(from_features)
 
     @property
     def gives_probabilities(self) -> bool:
-        """True if a score lies between 0 and 1 whatever the head's weights are."""
+        """True if a score lies between 0 and 1 for any weights of the head."""
         of_a_token = self.head.kind == "token_logprob" and self.activation == "exp"
         return of_a_token or self.activation in ("sigmoid", "softmax")
 
@@ -211,10 +220,10 @@ LIKELIHOOD_SPEC = VerifierSpec(
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Read the mapping in a YAML file.
 
     Raises:
-        InputError: if it is not YAML, or not a mapping.
+        InputError: if the file is not valid YAML, or does not contain a mapping.
     """
     written = read_yaml(file, "verifier")
     if not isinstance(written, dict):
@@ -223,7 +232,13 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
-    """A declaration of that kind; an error is one line about its first mistake."""
+    """Return the declaration `written` as an instance of `kind`.
+
+    where: the name of the file in errors.
+
+    Raises:
+        InputError: for the first value that is not valid.
+    """
     try:
         return kind.model_validate(written)
     except ValidationError as error:
@@ -236,43 +251,42 @@ def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
 
 
 class JudgeSpec(Section):
-    """One way to ask a judge; a `judge.yaml` in the model's folder changes what it names.
+    """The format of a judge: its prompt, and how its score is read.
 
-    drop: regular expression; what it finds in a step is left out. turns: "each_step" makes every
-    step a user's turn, the first after the problem, which the judge has answered. opening: begins
-    the judge's turn; {number} is the step's. stops: a critique ends before the first of them;
-    {next} numbers a step that is not there.
-    suffix: follows the critique, a cut off one, too; the score is then the probability of token
-    `good` against `bad`. None: the score is what `pattern` finds. closing: behind the likelier of
-    both in a judge's earlier turns.
-    samples: critiques of a step, whose mean counts. sampling: how they are drawn, from streams
-    keyed by `seed`, the step's lineage, and their number.
-    scores: "ended_paths" leaves every step but a path's last one unjudged. sees: as in
-    `VerifierSpec`.
+    A `judge.yaml` in the model's folder replaces fields of the packaged one.
     """
 
     reads_logits: ClassVar[bool] = True
 
     name: str = "judge"
-    system: str | None = None
-    prompt: str
-    step: str
-    drop: str = ""
+    system: str | None = None  # text of the system message
+    prompt: str  # text of the user turn, with {problem} before {steps}
+    step: str  # text of each step, with {step} and its {number}
+    drop: str = ""  # regular expression; its matches are removed from each step
+    # "one": all steps are in one user turn. "each_step": each step is a user turn, the first one
+    # with the problem, and earlier turns are followed by the judge's earlier critiques.
     turns: Literal["one", "each_step"] = "one"
-    opening: str = ""
+    opening: str = ""  # beginning of the judge's turn; {number} is the number of the step
+    # A critique ends before the first of these texts. {next} is the number of the next step, which
+    # does not exist yet.
     stops: tuple[str, ...] = ()
-    pattern: str
-    out_of: float = Field(gt=0, allow_inf_nan=False)
+    pattern: str  # regular expression with one group, the score
+    out_of: float = Field(gt=0, allow_inf_nan=False)  # the best score that `pattern` can find
+    # Text that is appended to the critique, also to a truncated one. The score is then the
+    # probability of token `good` against token `bad`. None: `pattern` finds the score.
     suffix: str | None = None
-    good: str | int | None = None
-    bad: str | int | None = None
-    closing: str = ""
-    samples: int = Field(1, ge=1)
+    good: str | int | None = None  # a token, as text or id
+    bad: str | int | None = None  # a token, as text or id
+    closing: str = ""  # text after the likelier of both tokens in the judge's earlier turns
+    samples: int = Field(1, ge=1)  # number of critiques per step; the score is their mean
+    # How critiques are sampled. `seed`, the step's lineage and the critique's number are the key of
+    # their random streams.
     sampling: SamplingSettings = SamplingSettings(temperature=0.0)
     seed: int = 0
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)  # most tokens of a critique
+    # "ended_paths": only the last step of an ended path is judged.
     scores: Literal["every_step", "ended_paths"]
-    sees: Sees = "answer"
+    sees: Sees = "answer"  # see `VerifierSpec`
     aggregate: Reduction
 
     @field_validator("prompt")
@@ -318,7 +332,7 @@ class JudgeSpec(Section):
         return self
 
     def read_score(self, critique: str) -> float | None:
-        """The last score in a text, in [0, 1]; None where there is none, or it is out of range."""
+        """Return the last score in `critique`, in [0, 1]; None if missing or out of range."""
         plain = _EMPHASIS.sub("", _BOXED.sub(r"\1", critique))
         try:
             number = float(re.findall(self.pattern, plain)[-1])
@@ -328,10 +342,10 @@ class JudgeSpec(Section):
 
 
 def load_judge(folder: Path) -> JudgeSpec:
-    """The folder's `judge.yaml` over the packaged one.
+    """Return the judge of `folder`: its `judge.yaml`, with missing fields from the packaged one.
 
     Raises:
-        InputError: if it is not valid.
+        InputError: if the file is not valid.
     """
     file = folder / JUDGE_FILE
     written = read_mapping(PACKAGED_JUDGE) | (read_mapping(file) if file.is_file() else {})
