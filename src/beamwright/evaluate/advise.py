@@ -1,10 +1,10 @@
-"""Advice: what a model, a verifier and a kind of problem are worth. Search, choose, or vote.
+"""Advice for `eval --advise`: search, choose by score, or vote?
 
-From two runs over the same problems, one of samples and one of a search: what votes and choices of
-k samples would have been right, at the tokens and at the seconds that the search took; which of it
-is better than the vote, with paired intervals; and how sharp the verifier is. For what noise allows
-no choice helps: the useful width grows like exp((gap / noise)^2) (arXiv 2603.15377), gap and noise
-being those of the scores of right and wrong paths. Knows records; no solver.
+The advice compares two runs over the same problems, one of samples and one of a search. It computes
+the accuracy of votes and choices over k samples, at the tokens and at the seconds that the search
+took, with paired intervals of the lead over the vote. It also measures the verifier: the useful
+width grows like exp((gap / noise)^2) (arXiv 2603.15377), where gap is the difference between the
+mean scores of right and wrong paths. This module reads records and knows no solver.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from beamwright.tree import COMPLETE_STOPS
 Way = Literal["majority", "weighted", "best"]
 MOST_PROBLEMS = 50
 _CALLED: dict[Way, str] = {"majority": "vote", "weighted": "weighted vote", "best": "best of n"}
-_SAMPLES = 2  # as many times as the search has candidates
-_SURE = 1.0  # standard errors that something is ahead of the vote by, to be said
+_SAMPLES = 2  # samples per candidate of the search
+_SURE = 1.0  # standard errors of lead over the vote from which a way is recommended
 
 
 def trials(settings: Settings) -> dict[str, Settings]:
-    """The runs that advice is from: `samples`, and `search` where something scores its steps.
+    """Return the settings of the runs: `samples`, and `search` if a verifier scores steps.
 
-    The search is the one asked for, or beam search where that is none that scores decide.
+    The search is the requested one, or beam search if scores do not decide the requested one.
 
     Raises:
         InputError: if there are too many candidates.
@@ -57,7 +57,7 @@ def trials(settings: Settings) -> dict[str, Settings]:
 
 @dataclass(frozen=True)
 class _Path:
-    """A sample: what it voted for, its score, whether it ended by itself and was right."""
+    """One sample: its vote, its score, whether it ended by itself, and whether it was right."""
 
     vote: str | None
     score: float | None
@@ -67,7 +67,10 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Pool:
-    """A problem's samples. tokens, seconds: of a sample; scored_s: with its score."""
+    """The samples of one problem.
+
+    tokens, seconds: mean cost of a sample. scored_s: mean seconds of a sample with its score.
+    """
 
     paths: Sequence[_Path]
     tokens: float
@@ -75,7 +78,7 @@ class _Pool:
     scored_s: float
 
     def right(self, k: int, how: Way) -> float:
-        """How often k of them would have been right, over all separate k."""
+        """Return the accuracy of a choice among k samples, averaged over disjoint groups of k."""
         starts = range(0, max(1, len(self.paths) - k + 1), k)
         groups = [self.paths[start : start + k] for start in starts]
         return fmean(_chosen(group, how) for group in groups if group) if self.paths else 0.0
@@ -105,9 +108,10 @@ def _pool(record: Record, verdicts: Mapping[str | None, bool | None]) -> _Pool:
 def advice(
     samples: Sequence[Record], search: Sequence[Record], name: str, judge: Judge
 ) -> dict[str, Any]:
-    """What the records say, as `eval --advise --json` prints it.
+    """Return the object that `eval --advise --json` prints.
 
-    search: of the same problems in the same order; empty where there is none. name: of it.
+    samples, search: records of the same problems in the same order; `search` may be empty.
+    name: the name of the search.
     """
     pools = [_pool(record, judge(record)) for record in samples]
     most = max(len(pool.paths) for pool in pools)
@@ -129,7 +133,7 @@ def advice(
 def _compared(
     unit: str, budget: float, pools: Sequence[_Pool], search: Sequence[Record], name: str, most: int
 ) -> dict[str, Any]:
-    """Everything at what the search took of a unit, beside the vote."""
+    """Compare all ways at the search's mean cost in a unit (tokens or seconds)."""
 
     def affordable(how: Way) -> int:
         each = {"tokens": "tokens", "seconds": "seconds" if how == "majority" else "scored_s"}
@@ -161,11 +165,11 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def verifier_noise(pools: Sequence[_Pool]) -> dict[str, float] | None:
-    """How sharp scores are where a problem has right and wrong paths; None where none has.
+    """Measure how well scores separate right from wrong paths of the same problem.
 
-    gap: between their means, noise: around them, both within problems. ranked: pairs of a right and
-    a wrong path in which the right one has the higher score, of equals half. width: that they
-    support.
+    Returns None if no problem has both. gap: difference of the mean scores. noise: standard
+    deviation around these means. ranked: share of pairs of a right and a wrong path in which the
+    right path has the higher score; a tie counts half. width: the largest useful width.
     """
     gaps, around, ranked = list[float](), list[float](), list[float]()
     for pool in pools:
@@ -188,7 +192,7 @@ def verifier_noise(pools: Sequence[_Pool]) -> dict[str, float] | None:
     return {"gap": gap, "noise": noise, "ranked": fmean(ranked), "width": width}
 
 
-# --- what is said ------------------------------------------------------------------------------
+# --- the recommendation ------------------------------------------------------------------------
 
 
 def _without_scores(k: int, gained: Sequence[float]) -> str:
@@ -201,7 +205,7 @@ def _without_scores(k: int, gained: Sequence[float]) -> str:
 def _sentence(
     tokens: Mapping[str, Any], seconds: Mapping[str, Any], noise: Mapping[str, float] | None
 ) -> str:
-    """One plain sentence: what to use."""
+    """Return the recommendation as one sentence."""
     ways = tokens["ways"]
     lead = max(ways, key=lambda way: ways[way]["ahead"]["value"])
     ahead, vote = ways[lead]["ahead"], f"vote of {ways['vote']['k']}"

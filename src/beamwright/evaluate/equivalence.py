@@ -1,13 +1,14 @@
-"""Do two answers mean the same? Quick text rules first, then `math-verify` under a deadline.
+"""Decides whether two answers mean the same: text rules first, then `math-verify` with a deadline.
 
-The mathematics runs in a few processes that are killed when they hang: only the answer that
-hung or crashed is lost, and the next one gets a fresh process.
+The mathematics runs in a few worker processes. A worker that hangs is killed, so only the answer
+that hung or crashed is lost, and the next one gets a new process.
 
-Conventions: an answer may leave out the unit that the problem fixes (`5` for `5 cm`) and what is
-counted, but not name another one (`search.quantity`); `15%` is `0.15`, and `15` where a percentage
-is asked; exact values are compared exactly, and a decimal stands for one that has none where it
-gives six digits (`0.333333`, `1.41421`); an interval may be written as an inequality; the order of
-a list of solutions is free, that of a tuple is not; a sequence with dots is what it lists.
+Conventions: an answer may omit the unit that the problem fixes (`5` for `5 cm`) or the thing that
+is counted, but may not name a different one (`search.quantity`). `15%` equals `0.15`, and `15` if
+the problem asks for a percentage. Exact values are compared exactly. A decimal with six digits
+(`0.333333`, `1.41421`) equals the exact value it rounds. An interval may be written as an
+inequality. The order of a list of solutions is free, the order of a tuple is not. A sequence with
+dots equals the values that it lists.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from beamwright.search.alike import choice_of, key_of, normalise_answer, split_l
 from beamwright.search.quantity import Quantity, layout, read_number, read_quantity
 
 _WORKER = (sys.executable, "-P", str(Path(__file__).with_name("worker.py")))
-_WORDS = re.compile(r"[A-Za-z ]{4,}")  # read as mathematics, east = e*a*s*t = seat
-_IN_BASE = re.compile(r"(\d[\dA-F]*)_\{?(\d+)\}?")  # x_1 is a variable
+_WORDS = re.compile(r"[A-Za-z ]{4,}")  # parsed as products of letters, "east" would equal "seat"
+_IN_BASE = re.compile(r"(\d[\dA-F]*)_\{?(\d+)\}?")  # a number in a base; x_1 is a variable
 _LISTED_SET = re.compile(r"\\\{[^|:]*,[^|:]*\\\}")
 _TUPLE = re.compile(r"[(\[].*,.*[)\]]")
 _DECIMAL = re.compile(r"-?\d*\.?\d*")
 _SIX_DIGITS = re.compile(r"-?(?=[\d.]*\.)[0.]*[1-9](?:\.?\d){5,}")
 _ANY_UNIT = frozenset(("unit", "square", "sq", "cubic"))
-_START_S = 120.0  # most for a worker to start
-_LONGEST = 4096  # characters of both; longer answers are runaway text, not mathematics
+_START_S = 120.0  # timeout for the start of a worker
+_LONGEST = 4096  # characters of both answers; longer ones are runaway text, not mathematics
 
 
 class AnswerChecker:
-    """Compares answers; owns at most `num_workers` processes. A context manager.
+    """Compares answers in at most `num_workers` processes. A context manager; thread-safe.
 
-    Threads may share one: as many comparisons as there are workers run at once, the others
-    wait. A single thread keeps to one process; none starts before it is needed.
+    Each worker runs one comparison at a time, and further threads wait. Processes start when they
+    are needed; a single thread uses one.
 
-    deadline_s: most seconds for one comparison. command: a worker's command
-    line (tests put a misbehaving one here).
+    deadline_s: timeout of one comparison in seconds.
+    command: the command line of a worker; tests replace it by a misbehaving one.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AnswerChecker:
         self._deadline_s = deadline_s
         self._command = tuple(command)
         self._num_workers = num_workers
-        # The last process used is the next one used: idle places stay empty.
+        # Last in, first out: the last process is reused before a new one is started.
         self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(num_workers):
             self._places.put(None)
@@ -65,7 +66,7 @@ class AnswerChecker:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the worker processes, once their comparisons are done. It can still be used."""
+        """Wait for running comparisons and end the processes; later calls start new ones."""
         workers = [self._places.get() for _ in range(self._num_workers)]
         for worker in workers:
             if worker is not None:
@@ -75,9 +76,9 @@ class AnswerChecker:
     def compare(
         self, gold: str, answer: str, options: Mapping[str, str] | None = None
     ) -> bool | None:
-        """Whether one answer means the other, None if its process hung or died. Thread-safe.
+        """Return whether the answers mean the same; None if the process hung or died.
 
-        options: of a multiple-choice problem, by letter: a letter and its text are one.
+        options: texts of a multiple-choice problem by letter; a letter equals its text.
 
         Raises:
             UnavailableError: if a worker process cannot be started at all.
@@ -95,9 +96,9 @@ class AnswerChecker:
         answers: Sequence[str | None],
         options: Mapping[str, str] | None = None,
     ) -> dict[str | None, bool | None]:
-        """Which answers mean `gold`, by answer, all of them None where nobody knows what is right.
+        """Return for each answer whether it means `gold`; None for all if `gold` is None.
 
-        Each spelling is asked about once, and has the deadline to itself; None where that struck.
+        Equal spellings are compared once. An answer whose comparison timed out maps to None.
 
         Raises:
             UnavailableError: if a worker process cannot be started at all.
@@ -120,7 +121,7 @@ class AnswerChecker:
         worker = self._places.get()
         equal: bool | None = None
         try:
-            if worker is None:  # its start is nobody's time
+            if worker is None:  # starting a process does not count against the deadline
                 worker = _Worker(self._command)
                 if worker.read(_START_S) is None:
                     raise UnavailableError(
@@ -129,7 +130,7 @@ class AnswerChecker:
             question = {"gold": gold, "answer": answer, "deadline_s": self._deadline_s}
             equal = worker.ask(question)
         finally:
-            # Whatever ended the wait, a process that still owes a reply is never asked again.
+            # A process that still owes a reply is killed and never reused.
             if worker is not None and equal is None:
                 worker.kill()
                 worker = None
@@ -138,7 +139,7 @@ class AnswerChecker:
 
 
 class _Worker:
-    """One process that answers JSON lines; whoever gets no answer from it has to end it."""
+    """One process that answers JSON lines. If it does not answer, the caller must kill it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -148,7 +149,7 @@ class _Worker:
         self._reader = ThreadPoolExecutor(1)
 
     def ask(self, question: dict[str, Any]) -> bool | None:
-        """Its verdict, or None if the process hangs or has died."""
+        """Return its verdict, or None if the process hangs or has died."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")

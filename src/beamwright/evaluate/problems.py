@@ -1,7 +1,7 @@
-"""Problem sets: the bundled ones, files and folders (JSONL, JSON, CSV, parquet), and the hub's.
+"""Problem sets: bundled ones, files and folders (JSONL, JSON, CSV, parquet), and hub data sets.
 
-Knows file formats, where a row came from, for messages, and the field names that public problem
-sets use. Equal texts stay different problems: every one gets an id of its own.
+This module knows file formats, the location of each row for messages, and the field names of public
+problem sets. Each problem gets its own id, even if two texts are equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from beamwright.search.answers import extract_answer
 BUNDLED = ("test", "dev")
 NO_ANSWERS = "none"
 
-# In order of priority; the first that is present and not empty counts.
+# In order of priority: the first field that is present and not empty is used.
 QUESTION_FIELDS = ("problem", "question", "Problem", "Question", "prompt")
 ANSWER_FIELDS = (
     "answer", "Answer", "reference_answer", "extracted_groundtruth", "expected_answer",
@@ -39,21 +39,21 @@ _ID_FIELDS = ("unique_id", "id", "ID", "Record ID")
 
 _OTHER_FIELDS = frozenset(
     {*QUESTION_FIELDS, *_ID_FIELDS, "subject", "type", "Subdomain", "level"}
-)  # hold no answer
+)  # known fields that hold no answer
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
 _SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _ABOUT = ("dataset_info.json", "dataset_infos.json")  # describe a data set, hold no rows
 _HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
-_MOST_BYTES = 1 << 28  # that a parquet file unpacks to; a small one may hold any number
+_MOST_BYTES = 1 << 28  # limit of a decompressed parquet file: a small file may expand to any size
 _MOST_CELLS = 5_000_000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `answer` is None where the file does not say what is right.
+    """One problem. answer: the right answer; None if the file has none.
 
-    unique_id: unique within its problem set. index: place in the file, from 0.
+    unique_id: unique within its problem set. index: its number in the file, from 0.
     """
 
     problem: str
@@ -65,10 +65,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """Problems in file order, under the name that they were asked for by.
+    """Problems in file order. name: the source as the user wrote it.
 
-    fingerprint: SHA-256 of all that was read, whatever the limit, and the fields that the user
-    named.
+    fingerprint: SHA-256 of everything that was read, independent of the limit, and the field names
+        that the user gave.
     """
 
     name: str
@@ -83,16 +83,17 @@ def load_problems(
     problem_field: str | None = None,
     answer_field: str | None = None,
 ) -> ProblemSet:
-    """The first `limit` problems of `source`; everything is read and checked all the same, but for
-    what lies behind them in a parquet file that holds more than fits.
+    """Load the first `limit` problems of `source`.
+
+    The whole source is read and checked, except for the rest of a parquet file that is too large.
 
     `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them in the
     order of their paths (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`,
     `hf:ORG/NAME/CONFIG@SPLIT` of the hub: without a split `test` if there is one, else the only
     one. Either every problem has an answer, or none has.
-    problem_field, answer_field: where the problem and its right answer are, in other fields than
-    the known ones (QUESTION_FIELDS, ANSWER_FIELDS, SOLUTION_FIELDS); the answer field "none" says
-    that the right answers are not known.
+    problem_field, answer_field: the fields of the problem and its right answer, if they are not
+    known ones (QUESTION_FIELDS, ANSWER_FIELDS, SOLUTION_FIELDS). The answer field "none" means that
+    no right answers are known.
 
     Raises:
         InputError: one line that names the file, and the line or row where there is one.
@@ -132,9 +133,9 @@ def _refuse_holes(
     problem_field: str | None,
     answer_field: str | None,
 ) -> None:
-    """A hole among the answers is a damaged file: an accuracy would silently leave it out.
+    """Refuse problems without answers, which an accuracy would silently leave out.
 
-    Where no problem has one, a field that nothing reads is likely to be it.
+    If no problem has an answer, any field that is not read is probably the answer's.
     """
     first = rows[answers.index(None)]
     known = (*ANSWER_FIELDS, *SOLUTION_FIELDS) if answer_field is None else (answer_field,)
@@ -186,7 +187,7 @@ def _answer(row: ProblemRow, answer_field: str | None) -> str | None:
 
 
 def _read(source: str, limit: int | None) -> tuple[list[ProblemRow], str]:
-    """Rows in file order, and the SHA-256 of everything they were read from."""
+    """Return the rows in file order and the SHA-256 of everything they were read from."""
     if source.startswith("hf:"):
         return _read_hub(source)
     if source.startswith("bundled:"):
@@ -323,7 +324,7 @@ def _decode(content: bytes, where: str) -> str:
 
 
 def _parse_csv(content: bytes, name: str) -> Iterator[ProblemRow]:
-    longest = csv.field_size_limit(len(content) + 1)  # the library has no limit of one reader
+    longest = csv.field_size_limit(len(content) + 1)  # the limit is global in the library
     reader = csv.reader(io.StringIO(_decode(content, name), newline=""), strict=True)
     header: list[str] = []
     where = f"{name}, line 1"  # where a row begins: a cell may hold several lines

@@ -1,9 +1,9 @@
-"""Recipes of one or several settings: `base:`, `settings:` and `grid:`. Knows no solver.
+"""Recipes: YAML files with the settings of one or several runs. Knows no solver.
 
-A recipe with sections alone is one run. With `settings:` (named overrides), `grid:` (lists of
-values, every combination) or both (each named setting over the whole grid) it is several. Keys are
-the options of `Settings`, flat or in their sections; what the command line gives goes before all.
-A recipe of several may name its `dataset:`.
+A recipe with only setting sections is one run. `settings:` (a list of named overrides) and `grid:`
+(lists of values, all combinations) make several runs; together, each named setting runs over the
+whole grid. Keys are the options of `Settings`, flat or in sections. Command-line options override
+the recipe. A recipe of several runs may name its `dataset:`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _PARTS = ("base", "settings", "grid", "dataset")
 _MOST_POINTS = 10_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_BARE = ("search", "model", "verifier", "schedule")  # their values say what they are
+_BARE = ("search", "model", "verifier", "schedule")  # a run's name shows only their values
 
 
 @dataclass(frozen=True)
 class NamedSettings:
-    """One run of several, its strategy and verifier named.
+    """The settings of one run, with strategy and verifier resolved.
 
-    name: of its folder; None where a recipe holds a single run. note: what its user should know.
+    name: the name of the run's folder; None for a single run.
+    note: a message for the user, or None.
     """
 
     name: str | None
@@ -42,20 +43,20 @@ class NamedSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe asks for. dataset: where the recipe names one."""
+    """The runs of a recipe. dataset: the problem set, if the recipe names one."""
 
     runs: tuple[NamedSettings, ...]
     dataset: str | None = None
 
 
 def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
-    """The runs of a recipe, all checked before the first starts.
+    """Read a recipe and check the settings of all runs.
 
-    given: flat options of the command line, which override the recipe and take an axis out of
-    its grid. path: None stands for a recipe without keys.
+    path: the recipe file; None means no recipe.
+    given: options of the command line. They override the recipe and remove axes from its grid.
 
     Raises:
-        InputError: one line that names the recipe, and the setting where there is one.
+        InputError: one line that names the recipe and, if there are several, the setting.
     """
     if path is None:
         return Recipe((_checked(None, Settings.build(**given)),))
@@ -74,7 +75,7 @@ def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
 def _expand(
     content: Mapping[str, Any], given: Mapping[str, Any], where: str
 ) -> list[NamedSettings]:
-    """Every setting over every combination of the grid."""
+    """Combine each named setting with each point of the grid."""
     base = _flat(content.get("base"), f"{where}, base")
     grid = _flat(content.get("grid"), f"{where}, grid")
     for name, values in grid.items():
@@ -111,7 +112,7 @@ def _expand(
 
 
 def _flat(keys: Any, where: str) -> dict[str, Any]:
-    """Options by name, from options and sections (`search` is both: a mapping is a section)."""
+    """Flatten options and sections to options by name; `search` is a section if a mapping."""
     if not isinstance(keys, dict | None):
         raise InputError(f"{where}: expected options, such as 'n: 16'")
     owners = option_owners()
@@ -126,7 +127,7 @@ def _flat(keys: Any, where: str) -> dict[str, Any]:
 
 
 def _checked(name: str | None, settings: Settings, where: str = "") -> NamedSettings:
-    """A strategy that refuses its settings does so before hours of other runs."""
+    """Resolve and check settings, so that an error appears before any run starts."""
     try:
         chosen = resolved(settings)
         make_strategy(chosen.search)
@@ -136,6 +137,6 @@ def _checked(name: str | None, settings: Settings, where: str = "") -> NamedSett
 
 
 def _label(key: str, value: Any) -> str:
-    """`beam`, `n16`, `top_p0.9`: a grid value as part of a folder's name."""
+    """Return a grid value as part of a folder name, such as `beam`, `n16` or `top_p0.9`."""
     text = _UNSAFE.sub("_", str(value)).strip("_.")
     return text if key in _BARE else f"{key}{text}"

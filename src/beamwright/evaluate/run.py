@@ -1,8 +1,8 @@
-"""A run over a problem set, its records, and the folder that it goes on from. Knows no solver.
+"""Runs a problem set and writes resumable records. Knows no solver: solving is injected.
 
-Solving is injected. settings.json is written first; results.jsonl holds a problem a line. A problem
-is finished when its whole line is on disk. A process killed at any moment leaves at most one torn
-line, the last, which is dropped when the run goes on. One process at a time may hold a folder.
+settings.json is written first. results.jsonl holds one line per problem. A problem is finished when
+its complete line is on disk. A killed process leaves at most one incomplete line, the last, which
+is dropped on resume. One process at a time may use a folder.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def make_record(
     checker: AnswerChecker,
     tree: SearchTree | None = None,
 ) -> Record:
-    """Judge a solution (the object that `solve --json` prints). tree: whose paths are kept."""
+    """Grade a solution, given as the object that `solve --json` prints.
+
+    tree: if given, the record keeps the token ids of its candidates' paths.
+    """
     candidates = [
         {name: candidate[name] for name in _KEPT if name in candidate}
         for candidate in solution["candidates"]
@@ -106,7 +109,7 @@ def make_record(
 
 
 def step_tokens(end: Node) -> list[list[int]]:
-    """Token ids of each step of a path; none where the user was made to say something in it."""
+    """Return the token ids of each step of a path; empty if the path contains a user turn."""
     path = end.path()[1:]
     return [] if any(node.turn for node in path) else [[*node.token_ids] for node in path]
 
@@ -118,9 +121,11 @@ def verdicts(
     checker: AnswerChecker,
     problem: str,
 ) -> Mapping[str | None, bool | None]:
-    """Which answers are right; None where that could not be told in time.
+    """Return for each answer whether it is right; None if the comparison timed out.
 
-    votes: of each; beside mathematics, the right one's decides. problem: its text, with options.
+    votes: the vote of each answer. For answer formats other than mathematics, an answer is right if
+        its vote equals the right answer's.
+    problem: the problem's text with its options.
     """
     search = solution.get("settings", {}).get("search", {})
     name = search.get("answers", "math")
@@ -131,7 +136,7 @@ def verdicts(
 
 
 def make_error_record(problem: Problem, error: Exception) -> Record:
-    """A problem that could not be attempted counts as wrong, with the reason beside it."""
+    """Make the record of a problem that failed; it counts as wrong and holds the error."""
     known = problem.answer is not None
     return Record(
         **_asked(problem),
@@ -147,13 +152,14 @@ def _asked(problem: Problem) -> dict[str, Any]:
 
 
 def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
-    """Records of the whole lines by unique id, and where these end. path: for messages.
+    """Return the records of all complete lines by unique id, and the offset where they end.
 
-    A torn last line, what a killed run leaves, is left out; a field that a line leaves out has its
-    default.
+    An incomplete last line, left by a killed run, is ignored. Missing fields get their defaults.
+
+    path: the file's name for messages.
 
     Raises:
-        InputError: for a line that is no record.
+        InputError: for a line that is not a record.
     """
     records: dict[str, Record] = {}
     end = 0
@@ -177,7 +183,7 @@ def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
 class ResultsFolder:
     """An open `--out` folder, locked until `close`.
 
-    records: the finished problems by unique id, those of earlier runs included.
+    records: all finished problems by unique id, including those of earlier runs.
 
     Raises:
         InputError: if the folder belongs to a run with other settings, is in use, or its
@@ -196,7 +202,7 @@ class ResultsFolder:
                 if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                     raise InputError(f"{self._results}: not a regular file")
                 if sys.platform != "win32":
-                    # The kernel drops it with the process: a killed run never blocks the next one.
+                    # The kernel releases the lock when the process dies.
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._check_settings(settings)
                 content = self._results.read_bytes()
@@ -211,19 +217,19 @@ class ResultsFolder:
             self.close = opened.pop_all().close
 
     def add(self, record: Record) -> None:
-        """Write one finished problem through to the disk.
+        """Write one finished problem and sync it to disk.
 
         Raises:
-            InputError: if it cannot be written; what was written before stays.
+            InputError: if it cannot be written. Earlier records are not lost.
         """
-        # In ASCII: a model's text may hold what UTF-8 cannot.
+        # ASCII, because a model's text may hold lone surrogates, which UTF-8 cannot encode.
         line = (json.dumps(asdict(record)) + "\n").encode("ascii")
         try:
             while line:
                 line = line[self._file.write(line) or 0 :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            # A torn last line is dropped when the run goes on.
+            # An incomplete last line is dropped on resume.
             raise InputError(
                 f"{self._results}: cannot be written ({error.strerror or error}); "
                 f"{len(self.records)} problems are kept: run again with --out {self._folder}"
@@ -232,14 +238,14 @@ class ResultsFolder:
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
         path = self._folder / "settings.json"
-        # What JSON makes of the settings is what is compared (tuples become lists).
+        # Compare after a round trip through JSON, which turns tuples into lists.
         wanted = json.loads(json.dumps(settings))
-        if not self._results.stat().st_size:  # nothing finished: the folder is anybody's
+        if not self._results.stat().st_size:  # no finished problem: any settings may use it
             write_whole(path, json.dumps(wanted, indent=2) + "\n")
             return
         found = read_object(path)
         if found.get("dataset_sha256") == wanted["dataset_sha256"]:
-            found["dataset"] = wanted["dataset"]  # ./set.jsonl is set.jsonl
+            found["dataset"] = wanted["dataset"]  # ./set.jsonl equals set.jsonl
         differences = list(_differences(found, wanted, ""))
         if differences:
             raise InputError(
@@ -248,7 +254,7 @@ class ResultsFolder:
 
 
 def _differences(found: Any, wanted: Any, name: str) -> Iterator[str]:
-    """`name: old -> new` for every leaf in which two JSON values differ."""
+    """Yield a line for each leaf in which two JSON values differ."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in dict.fromkeys([*found, *wanted]):
             yield from _differences(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
@@ -269,16 +275,17 @@ def run(
     paths: bool = False,
     on_record: Callable[[Record, int, int], None] = lambda record, done, total: None,
 ) -> dict[str, Any]:
-    """Solve every problem that is not finished yet and return the object of `eval --json`.
+    """Solve every unfinished problem and return the object of `eval --json`.
 
-    out: folder to write and resume from; every problem is on disk as soon as it has finished. A
-    limit may grow, as problems do not interact. paths: keep those of candidates, in tokens.
-    on_record: called with a finished record, the
-    number of finished problems and that of all; on resuming, first for what was finished before.
+    out: the folder to write to and resume from. Each problem is on disk as soon as it is finished.
+        The limit may be larger on resume, because problems do not interact.
+    paths: keep the token ids of the candidates' paths.
+    on_record: called with each record, the number of finished problems and the number of problems;
+        on resume, first for the problems that were already finished.
 
     Raises:
         InputError: if the folder belongs to another run.
-        BeamwrightError: what solving raised; everything finished before is kept.
+        BeamwrightError: raised by solving; finished problems are kept.
     """
     problems = problem_set.problems
     records: dict[str, Record] = {}
@@ -316,7 +323,7 @@ def run(
 def _solved(
     problems: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker, *, paths: bool
 ) -> Iterator[Record]:
-    """Records as they finish; raises what is no problem's own fault."""
+    """Yield records as problems finish; raises errors that no single problem caused."""
     by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
     pairs = [(problem.unique_id, problem.problem) for problem in problems]
     unanswered: list[tuple[Problem, UnavailableError]] = []
@@ -327,11 +334,11 @@ def _solved(
         elif isinstance(outcome, InputError | NotFiniteError):
             yield make_error_record(problem, outcome)
         elif isinstance(outcome, BeamwrightError):
-            raise outcome  # not this problem's fault; what has finished is kept
+            raise outcome  # not caused by this problem; finished records are kept
         else:
             tree = outcome.tree if paths else None
             yield make_record(problem, outcome.to_json(), checker, tree)
-            for failed, error in unanswered:  # what answers others is there: it is their own
+            for failed, error in unanswered:  # the server works, so these failed by themselves
                 yield make_error_record(failed, error)
             unanswered.clear()
     for _, error in unanswered:

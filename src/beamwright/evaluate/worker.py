@@ -1,8 +1,8 @@
-"""The answer checker's process: one JSON line in, one JSON line out. Nothing else imports it.
+"""The answer checker's worker process: reads and writes one JSON line per comparison.
 
-Run as a script, so it depends on `math-verify` alone. The parent kills it when it takes too long
-(a library's signal-based limits fail off the main thread); an alarm whose default action ends
-the process is the backstop, for a parent that was itself killed.
+It runs as a script and depends only on `math-verify`. The parent kills it at the deadline, because
+a library's signal-based timeouts fail outside of the main thread. An alarm ends the process if the
+parent was killed itself.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SET_OF = re.compile(  # {x : x > 2} is what x > 2 says
 
 def main() -> None:
     """Answer `{"gold", "answer", "deadline_s"}` lines with `{"equal"}` lines until input ends."""
-    # Replies get a descriptor of their own: whatever a library prints must not mix with them.
+    # Replies use their own file descriptor, so that output of libraries cannot mix with them.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if sys.platform != "win32":
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-        # A tower of powers must end here, not take the machine with it.
+        # Limits memory, since evaluating a tower of powers could exhaust the machine's.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     from math_verify import verify  # noqa: PLC0415 - slow, and only this process needs it
 
@@ -71,7 +71,7 @@ def _parse(answer: str) -> list[Any]:
 
 
 def _union(alternatives: Any) -> Any:
-    """`x < 2 or x > 3`, which is read as a set of two inequalities, as one set of numbers."""
+    """Turn a set of inequalities, parsed from `x < 2 or x > 3`, into one set of numbers."""
     sympy = import_module("sympy")
     inequalities = getattr(alternatives, "args", ())
     if len(inequalities) < 2 or len(alternatives.free_symbols) != 1:
@@ -83,10 +83,10 @@ def _union(alternatives: Any) -> Any:
 
 
 def _imaginary(parsed: list[Any]) -> list[Any]:
-    """Only the expressions, with the letter i read as the imaginary unit.
+    """Return the expressions with the letter i replaced by the imaginary unit.
 
-    The parser gives the other letters assumptions that depend on whether i occurs, so that the
-    same letter would differ from one answer to the other; here they lose them.
+    The parser's assumptions about other letters depend on whether i occurs, so equal letters of two
+    answers could differ. They are replaced by plain symbols.
     """
     sympy = import_module("sympy")
 
