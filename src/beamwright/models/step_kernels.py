@@ -1,13 +1,16 @@
-"""One token of recurrent layers in Triton: states are read from and written to their blocks.
+"""Triton kernels that compute one token of recurrent layers on states in the pool's blocks.
 
-A row's state lies in blocks of the pool, as a flat record; a program has a part of one row's, so
-what a row gets is a function of that row alone, at any batch. Every number of a state is read once
-and written once, which is all that a token costs: it is summed in registers, in float32 however it
-is kept. A row may read another row's blocks and write its own (a sibling's first token), and one
-that is not computed writes nothing. Launches are captured in CUDA graphs; for EARLY see `fused`.
-The specification is `steps`. Loaded only where the kernels run.
+A row's state is a flat record in blocks of the pool. One program computes a part of one row's
+state, so the kernels are batch-invariant. Each number of a state is read once and written once.
+This traffic is nearly all of a token's cost. Sums are computed in registers in float32, whatever
+dtype stores the state.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+At its first token a row reads the blocks of the node before it and writes its own blocks. A row
+that keeps no state (`kv.states.IDLE`) writes none. Launches are captured in CUDA graphs. `fused`
+explains the parameter EARLY. `steps` is the specification of these kernels.
+
+This module is imported only where the kernels run. It does not postpone annotations, because Triton
+reads `tl.constexpr` from them.
 """
 
 import triton
@@ -19,15 +22,16 @@ from beamwright.kv.states import Placed
 from beamwright.models.fused import launch, silu
 
 _NUMBERS, _WARPS = 8192, 4
-"""Of a head's state that a program has, and warps that share them."""
-_CHANNELS = 256  # of a program
+"""Most numbers of a head's state per program, and the warps of a program."""
+_CHANNELS = 256  # convolution channels per program
 
 
 @triton.jit
 def _places(table, row, number, BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr):
-    """Where in storage numbers of a row's record are; int64.
+    """Return the places in storage, int64, of numbers of a row's record.
 
-    Of a remainder Triton would not know what divides it, and would load number by number.
+    The code avoids `%`: Triton does not know what divides a remainder, and would then load each
+    number separately.
     """
     at = number // BLOCK_NUMBERS
     block = tl.load(table + row * BLOCKS + at).to(tl.int64)
@@ -42,12 +46,13 @@ def delta_rows(
     SHARED: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, KEY_BLOCK: tl.constexpr,
     TILE: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The gated delta rule, of one row's head and TILE of its values.
+    """Apply the gated delta rule to one head of one row, for TILE of the head's values.
 
-    states: [HEADS, KEYS, VALUES] in each record. query, key: [rows, HEADS / SHARED, KEYS]; NORMED:
-    to length 1, first. value, out: [rows, HEADS, VALUES]; decay (a logarithm), beta: [rows, HEADS].
-    offset: of the layer in a record, in lines of VALUES, which are whole in a block; WHOLE: so is a
-    head.
+    states: [HEADS, KEYS, VALUES] in each record. value and out: [rows, HEADS, VALUES].
+    query and key: [rows, HEADS / SHARED, KEYS]. NORMED: first scale both to length 1.
+    decay (a logarithm) and beta: [rows, HEADS].
+    offset: the layer's start in a record, in lines of VALUES numbers. No line straddles blocks.
+    WHOLE: True if no head straddles blocks.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -104,11 +109,12 @@ def scan_rows(
     SHARED: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr,
     TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Mamba-2's step, of one row's head and TILE of its values.
+    """Compute Mamba-2's step for one head of one row, for TILE of the head's values.
 
-    states: [HEADS, VALUES, KEYS] in each record. x, out: [rows, HEADS, VALUES]; rate [rows, HEADS];
-    enters, leaves: [rows, HEADS / SHARED, KEYS]. shift (of the rate), decay, skip: [HEADS].
-    offset: as in `delta_rows`, in lines of KEYS.
+    states: [HEADS, VALUES, KEYS] in each record. x and out: [rows, HEADS, VALUES].
+    rate: [rows, HEADS]. enters and leaves: [rows, HEADS / SHARED, KEYS].
+    shift (added to the rate), decay and skip: [HEADS].
+    offset: the layer's start in a record, in lines of KEYS numbers. WHOLE: as in `delta_rows`.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -160,10 +166,11 @@ def convolve_rows(
     BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr, CHANNELS: tl.constexpr,
     TAPS: tl.constexpr, TILE: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A causal convolution's newest output, of one row and TILE of its channels.
+    """Compute a causal convolution's newest output, for TILE channels of one row.
 
-    states: [CHANNELS, TAPS] in each record, `offset` numbers behind its start. x, out: [rows,
-    CHANNELS]; weight: [CHANNELS, TAPS]. A thread has all numbers of its channels: it may move them.
+    states: [CHANNELS, TAPS] in each record, `offset` numbers after its start.
+    x and out: [rows, CHANNELS]. weight: [CHANNELS, TAPS].
+    One thread holds all numbers of a channel, so it can shift them in place without a barrier.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -207,9 +214,10 @@ def delta_step(
     *,
     normed: bool = True,
 ) -> Tensor:
-    """As `steps.delta_step`, of a token a row; out [rows, heads, value_dim].
+    """Compute `steps.delta_step` with a kernel, and return its output [rows, heads, value_dim].
 
-    query, key: [rows, key_heads, key_dim], value: [rows, heads, value_dim]; heads side by side.
+    query and key are [rows, key_heads, key_dim]; value is [rows, heads, value_dim]. The heads of a
+    row must be contiguous in memory.
     """
     blocks, (rows, heads, values), keys = state.blocks, value.shape, key.shape[2]
     where, sizes = _lines_in(state, keys, values)
@@ -234,9 +242,10 @@ def scan_step(
     decay: Tensor,
     skip: Tensor,
 ) -> Tensor:
-    """As `steps.scan_step`, of a token a row; out [rows, heads, head_dim].
+    """Compute `steps.scan_step` with a kernel, and return its output [rows, heads, head_dim].
 
-    x: [rows, heads, head_dim], enters, leaves: [rows, groups, state_size]; heads side by side.
+    x is [rows, heads, head_dim]; enters and leaves are [rows, groups, state_size]. The heads of a
+    row must be contiguous in memory.
     """
     blocks, (rows, heads, values), keys = state.blocks, x.shape, enters.shape[2]
     where, sizes = _lines_in(state, values, keys)
@@ -255,7 +264,10 @@ def scan_step(
 def convolution_step(
     state: Placed, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """As `steps.convolution_step`; x [rows, channels], in the dtype of weights and states."""
+    """Compute `steps.convolution_step` with a kernel.
+
+    x: [rows, channels], in the dtype of weights and states.
+    """
     blocks, rows, (channels, taps) = state.blocks, x.shape[0], weight.shape
     out = x.new_empty(rows, channels)
     block_numbers = blocks.storage.shape[1] // x.itemsize
@@ -268,8 +280,11 @@ def convolution_step(
 
 
 def _lines_in(state: Placed, lines: int, width: int) -> tuple[int, tuple[int, ...]]:
-    """Where a layer's lines of numbers begin in a record, and the first sizes of kernels: blocks of
-    a record, numbers of a block, and if every head of so many lines is whole in one."""
+    """Return the number of the layer's first line in a record, and the kernels' first parameters.
+
+    A line has `width` numbers, and a head has `lines` lines. The parameters are BLOCKS (blocks of a
+    record), BLOCK_NUMBERS (numbers of a block) and WHOLE (True if no head straddles blocks).
+    """
     blocks, offset, kept = state
     block_bytes, line_bytes = blocks.storage.shape[1], width * kept.itemsize
     whole = block_bytes % (lines * line_bytes) == 0 == offset % (lines * line_bytes)
@@ -277,6 +292,6 @@ def _lines_in(state: Placed, lines: int, width: int) -> tuple[int, tuple[int, ..
 
 
 def _tile(keys: int, values: int) -> tuple[int, int]:
-    """Keys and values that a program has, of so many of a head."""
+    """Return KEY_BLOCK and TILE, the keys and values per program, for one head's sizes."""
     block = triton.next_power_of_2(keys)
     return block, min(triton.next_power_of_2(values), max(1, _NUMBERS // block))

@@ -1,13 +1,16 @@
-"""One token of recurrent layers: a family's own forward, with steps of ours in it.
+"""Replaces the one-token steps of recurrent layers inside a module's own forward.
 
-What is a family's own runs as it is: a copy of a module's forward finds other functions where it
-looks for those that make one token's step. They write into a state's tensor, or get what says where
-states lie in blocks in place of it (`kv.states.Placed`), and then nothing is copied. Knows no
-family's name: a module whose forward has such steps for all that it keeps is tried on random rows.
+A copy of the module's forward gets other globals: the names of the functions that compute one
+token's step are bound to the steps of this module. All other code of the family runs unchanged.
+A step updates a state tensor in place. Or it gets the state's place in the pool's blocks
+(`kv.states.Placed`), and then no state is copied.
 
-The steps here are plain torch, and what the kernels of `step_kernels` compute. Each number of a
-state is read and written where it is, with no copy as large beside it, which is what modules' own
-steps spend their time on. In float32 (or wider) however a state is kept.
+No family's name is known here. A module qualifies if its forward calls such a step for each part of
+its state, and if results on random rows agree with the module's own.
+
+The steps here are plain torch, and specify what the kernels of `step_kernels` compute. They update
+a state where it is. The modules' own steps spend most of their time on copies as large as the
+state. Steps compute in float32 or wider, whatever dtype stores the state.
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ from beamwright.kv.states import GOES_ON, Placed, StateBlocks
 from beamwright.models.recurrent import Recurrent, StateCache, cache_of, near
 
 _Step = Callable[[Tensor, StateCache], Tensor]
-_ROWS = 3
+_ROWS = 3  # rows of a trial
 _NEAR = 0.02
-"""How far from the module's own a value may be, of the largest: both round to half precision."""
+"""Largest difference from the module's own result, as a share of the largest value.
+
+Both results round to half precision, so they need not be equal.
+"""
 
 
 def delta_step(
@@ -40,11 +46,13 @@ def delta_step(
     *,
     normed: bool = True,
 ) -> Tensor:
-    """The gated delta rule (arXiv 2412.06464): out [rows, heads, value_dim].
+    """Apply the gated delta rule (arXiv 2412.06464), and return [rows, heads, value_dim].
 
-    state: [rows, heads, key_dim, value_dim], which becomes the next one. query, key: [rows,
-    key_heads, key_dim]; normed: to length 1, first. value: [rows, heads, value_dim]. decay (a
-    logarithm), beta: [rows, heads].
+    state: [rows, heads, key_dim, value_dim], updated in place.
+    query, key: [rows, key_heads, key_dim].
+    value: [rows, heads, value_dim].
+    decay (a logarithm), beta: [rows, heads].
+    normed: first scale query and key to length 1.
     """
     kept = _wide(state)
     asks, keys = (x.to(kept.dtype) for x in (query, key))
@@ -52,7 +60,8 @@ def delta_step(
         asks, keys = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (asks, keys))
     heads = value.shape[1] // key.shape[1]
     asks, keys = (x.repeat_interleave(heads, dim=1) for x in (asks, keys))
-    held, asked = torch.matmul(torch.stack([keys, asks], dim=2), kept).unbind(2)  # read once
+    # One product for keys and queries reads the state once.
+    held, asked = torch.matmul(torch.stack([keys, asks], dim=2), kept).unbind(2)
     gate, rate = (x.to(kept.dtype).unsqueeze(-1) for x in (decay, beta))
     gate = gate.exp()
     fresh = (value.to(kept.dtype) - held * gate) * rate
@@ -72,11 +81,13 @@ def scan_step(
     decay: Tensor,
     skip: Tensor,
 ) -> Tensor:
-    """Mamba-2's step (arXiv 2405.21060): out [rows, heads, head_dim].
+    """Compute Mamba-2's step (arXiv 2405.21060), and return [rows, heads, head_dim].
 
-    state: [rows, heads, head_dim, state_size], which becomes the next one. x: [rows, heads,
-    head_dim]; rate (of time, before its shift and softplus): [rows, heads]; what enters the state
-    (B) and how it leaves (C): [rows, groups, state_size]. shift, decay, skip: [heads].
+    state: [rows, heads, head_dim, state_size], updated in place.
+    x: [rows, heads, head_dim].
+    rate: the time step [rows, heads], before `shift` is added and softplus is applied.
+    enters, leaves: the paper's B and C [rows, groups, state_size].
+    shift, decay, skip: [heads].
     """
     kept = _wide(state)
     heads = x.shape[1] // enters.shape[1]
@@ -95,10 +106,11 @@ def scan_step(
 def convolution_step(
     state: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """A causal convolution's newest output [rows, channels].
+    """Return a causal convolution's newest output [rows, channels].
 
-    state: the last inputs of a channel, [rows, channels, taps], which become the next ones. x:
-    [rows, channels]; weight: [channels, taps].
+    state: the last inputs of each channel [rows, channels, taps], updated in place.
+    x: the new inputs [rows, channels].
+    weight: [channels, taps].
     """
     state.copy_(torch.cat([state[..., 1:], x.to(state.dtype).unsqueeze(-1)], dim=-1))
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -110,7 +122,7 @@ def convolution_step(
 
 
 def _wide(state: Tensor) -> Tensor:
-    """What is computed on: the state itself, where it is wide enough."""
+    """Return the state in float32 or wider: itself if its dtype is wide enough, else a copy."""
     return state.to(torch.promote_types(state.dtype, torch.float32))
 
 
@@ -128,7 +140,7 @@ _PLAIN = SimpleNamespace(
 
 
 def _by(state: Tensor | Placed) -> Any:
-    """Who steps on it."""
+    """Return the namespace of step functions for a state: torch steps or kernels."""
     if not isinstance(state, Placed):
         return _PLAIN
     from beamwright.models import step_kernels  # noqa: PLC0415 (loads Triton)
@@ -139,7 +151,7 @@ def _by(state: Tensor | Placed) -> Any:
 def _convolve(
     x: Tensor, state: Any, weight: Tensor, bias: Tensor | None = None, activation: Any = None
 ) -> Tensor:
-    """Inputs and outputs [rows, channels, 1]."""
+    """Replace `causal_conv1d_update`: x and the result are [rows, channels, 1]."""
     silu = activation in ("silu", "swish")
     assert silu or activation is None
     found: Tensor = _by(state).convolution_step(state, x[..., 0], weight, bias, silu=silu)
@@ -157,7 +169,10 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Any]:
-    """All [rows, 1 token, heads, ...]."""
+    """Replace `torch_recurrent_gated_delta_rule`; inputs and result are [rows, 1, heads, ...].
+
+    Dimension 1 holds the one token.
+    """
     inputs = (each[:, 0] for each in (query, key, value, g, beta))
     normed = use_qk_l2norm_in_kernel
     found: Tensor = _by(initial_state).delta_step(initial_state, *inputs, normed=normed)
@@ -178,7 +193,10 @@ def _scan(
     dt_softplus: bool = False,
     **_: Any,
 ) -> Tensor:
-    """What is one number for a head comes expanded over its values."""
+    """Replace `mamba2_selective_state_update`.
+
+    dt, A, D and dt_bias hold one number per head, which modules expand over the head's values.
+    """
     assert dt_softplus
     own = dt_bias[:, 0], A[:, 0, 0], D[:, 0]
     found: Tensor = _by(state).scan_step(state, x, dt[..., 0], B, C, *own)
@@ -190,11 +208,14 @@ _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "torch_recurrent_gated_delta_rule": ("recurrent", _delta_rule),
     "mamba2_selective_state_update": ("recurrent", _scan),
 }
-"""What it steps on, by the name that modules call it by."""
+"""Kind of state and replacement, by the name under which modules call the function."""
 
 
 def put_in(recurrent: Recurrent, width: int, device: torch.device, *, in_blocks: bool) -> None:
-    """Have it step by these, where they do what its module does; in_blocks: by kernels, too."""
+    """Let a recurrent module use the steps of this file if results agree with its own.
+
+    in_blocks: also try the kernels, which update states in the pool's blocks.
+    """
     step = _step_of(recurrent.module, set(recurrent.parts))
     if step is not None and _agrees(recurrent, step, width, device, in_blocks=False):
         recurrent.step = step
@@ -203,7 +224,10 @@ def put_in(recurrent: Recurrent, width: int, device: torch.device, *, in_blocks:
 
 
 def _step_of(module: torch.nn.Module, kinds: set[str]) -> _Step | None:
-    """The module's forward with steps of ours; None if it steps on any part by other means."""
+    """Return the module's forward with replaced step functions.
+
+    None: the module updates some part of its state with other functions.
+    """
     plain = inspect.unwrap(type(module).forward)
     steps = {name: step for name, step in _STEPS.items() if name in plain.__code__.co_names}
     if {kind for kind, _ in steps.values()} != kinds:
@@ -220,20 +244,20 @@ def _step_of(module: torch.nn.Module, kinds: set[str]) -> _Step | None:
 def _agrees(
     recurrent: Recurrent, step: _Step, width: int, device: torch.device, *, in_blocks: bool
 ) -> bool:
-    """Whether a step of random rows behind random states is the module's own."""
+    """Return whether `step` agrees with the module's own step, on random rows and states."""
     hidden, states = recurrent.drawn(_ROWS, 1, width, device)
     own = StateCache({kind: state.clone() for kind, state in states.items()})
     expected = recurrent.plain(hidden, own)
     try:
         found = step(hidden, StateCache(_placed(states) if in_blocks else dict(states)))
-    except (AssertionError, TypeError):  # it is called with what our steps do not know
+    except (AssertionError, TypeError):  # the module passes arguments that our steps do not support
         return False
     pairs = [(found, expected), *((states[kind], own.parts[kind]) for kind in states)]
     return near(pairs, _NEAR)
 
 
 def _placed(states: Mapping[str, Tensor]) -> dict[str, Placed]:
-    """These tensors as blocks: one holds a row's part."""
+    """Place state tensors in blocks, such that one block holds one row's part."""
     device = next(iter(states.values())).device
     table = torch.arange(_ROWS, dtype=torch.int32, device=device)[:, None]
     ways = torch.full((_ROWS,), GOES_ON, dtype=torch.int32, device=device)

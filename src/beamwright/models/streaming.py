@@ -1,14 +1,16 @@
-"""Products on a card that read the weights once, and whose rows have the same bits at any batch.
+"""Batch-invariant matrix products on a GPU that read each weight once.
 
-A library takes another kernel for another number of rows. As long as that adds a row up column by
-column, its bits stay; where it cuts the columns into parts (too few outputs to fill the card), they
-go with the batch. Here the cut is a function of the weight's shape: whatever the rows, each part is
-summed from its first column to its last and parts are added in order, by one program where tiles
-are many, else by `add_parts`. Weights are the left side, so that a tile of 16 rows wastes nothing.
-What was measured, and what lost: docs/log/2026-11.md#streamed-products. Loaded only where the
-kernels run.
+A library chooses its kernel by the number of rows. A kernel that sums each row column by column
+gives a row the same bits at any batch. Where the outputs are too few to fill the GPU, a library
+splits the columns into parts, and the bits then depend on the batch.
 
-No annotations are postponed here: Triton reads `tl.constexpr` from them.
+Here the split depends only on the weight's shape. Each part is summed from its first column to its
+last, and parts are added in order. One program does both if there are many tiles; otherwise
+`add_parts` adds the parts. Weights are the left operand, so a tile of 16 rows wastes no work.
+Measurements and rejected variants: docs/log/2026-11.md#streamed-products.
+
+This module is imported only where the kernels run. It does not postpone annotations, because Triton
+reads `tl.constexpr` from them.
 """
 
 from collections.abc import Callable
@@ -28,18 +30,24 @@ from beamwright.models.fused import launch, silu
 from beamwright.plan.costs import CODED_ROWS, CODED_VALUES
 
 FEW_ROWS = 64
-"""Up to so many a wide product goes at the card's bandwidth; with more a library is faster."""
-_UNITS = 132  # programs that fill a card
-_LONG = 32  # units of columns
-_ADDED, _ADDED_WARPS = 1024, 4  # numbers that a program of `add_parts` makes
-_AT_ONCE = 8  # parts whose numbers are on their way together
-_IN_TURN = 64  # tiles of many rows that are worth no partial sums in memory
+"""Most rows for which a wide product reaches the GPU's bandwidth.
+
+For more rows a library is faster.
+"""
+_UNITS = 132  # programs that fill a GPU
+_LONG = 32  # longest part of a sum, in units of columns
+_ADDED, _ADDED_WARPS = 1024, 4  # outputs and warps of a program of `add_parts`
+_AT_ONCE = 8  # parts that `add_parts` loads together
+# With this many tiles or more, a program adds a tile's parts itself: partial sums in memory would
+# cost more than they gain.
+_IN_TURN = 64
 
 
 class ProductTile(NamedTuple):
-    """What a program multiplies at once, and how; see `multiply_parts`.
+    """Tile of a program of `multiply_parts`, and how it is computed.
 
-    late: what follows may begin when the sums are done, not at once: measured, at 64 rows alone.
+    late: let the next kernel begin after the sums, not at the start. By measurement this is faster
+    only with 64 rows.
     """
 
     rows: int
@@ -59,7 +67,7 @@ _CODED = tuple(tile._replace(stages=stages) for tile, stages in zip(_TILES, (5, 
 _MANY = ProductTile(128, 64, 64, 3, 4)
 _WHOLE = ProductTile(128, 128, 64, 3, 8)
 ROWS_OF_TILES = (*(tile.rows for tile in _TILES), _WHOLE.rows)
-"""Rows that a program of each tile takes at most."""
+"""Most rows of each tile."""
 
 
 @triton.jit
@@ -68,10 +76,12 @@ def _sum_part(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sums [OUTPUTS, ROWS] over columns first to last. place: of the weights' rows [OUTPUTS].
+    """Return sums [OUTPUTS, ROWS] of products over the columns from `first` to before `last`.
 
-    BITS: of the weights, if they are codes. WIDE: the interpreter would multiply bfloat16 as
-    integers; as float32 the products are exact.
+    place: the weight's rows [OUTPUTS]. real: [ROWS], False for padding.
+    BITS: the bits of a code in a quantised weight; 0 for a plain weight.
+    WIDE: multiply in float32, where the products are exact. The interpreter needs it, because it
+    would multiply bfloat16 numbers as integers.
     """
     if BITS > 0:
         total = sum_codes(
@@ -99,10 +109,13 @@ def multiply_parts(
     BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, LATE: tl.constexpr,
     UNIT: tl.constexpr, PARTIAL: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, outputs] = x[rows, columns] @ weight[outputs, columns]^T + bias; a tile a program.
+    """Compute out[rows, outputs] = x[rows, columns] @ weight[outputs, columns]^T + bias.
 
-    PARTIAL: a part a program, without bias, to out[parts, rows, outputs] in float32.
-    ALONE: there is one part. Programs of a tile of weights are neighbours: it is read once.
+    Each program computes one tile. Programs with the same tile of weights have adjacent numbers, so
+    the tile is read from memory once.
+    PARTIAL: each program computes one part of a tile, without bias, and writes it to
+    out[parts, rows, outputs] in float32.
+    ALONE: the sum has one part.
     """
     row_tiles = tl.cdiv(rows, ROWS)
     row_tile = tl.program_id(0) % row_tiles
@@ -161,10 +174,11 @@ def multiply_gated(
     BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, outputs] = silu(gate) * up of x @ weight[gate and up, outputs, columns]^T.
+    """Compute out[rows, outputs] = silu(gate) * up.
 
-    All rows in a program's tile; half of its OUTPUTS are of the gate, half of what it lets through.
-    Rounded where `multiply_parts` and `fused.gate_rows` do it.
+    gate and up are the halves of x @ weight[2 * outputs, columns]^T. A program's tile has all rows.
+    Half of its OUTPUTS belong to gate and half to up. Results are rounded where `multiply_parts`
+    and `fused.gate_rows` round them, so they are bitwise equal to those.
     """
     HALF: tl.constexpr = OUTPUTS // 2
     first_output = tl.program_id(0) * HALF
@@ -196,7 +210,10 @@ def add_parts(
     out, partial, bias, rows, outputs, parts,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, outputs] = partial[parts, rows, outputs] added in order, and the bias [outputs]."""
+    """Add partial[parts, rows, outputs] in order, plus the bias [outputs], to out[rows, outputs].
+
+    out is overwritten.
+    """
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -214,14 +231,16 @@ def add_parts(
 
 
 def fills(outputs: int, times: int = 1) -> bool:
-    """Whether a card is filled so many times by a program of each tile of a weight."""
+    """Return whether one program per tile of 64 outputs fills a GPU at least `times` times."""
     return outputs >= times * _UNITS * _TILES[0].outputs
 
 
 def parts_of(outputs: int, columns: int) -> int:
-    """Parts that a sum is cut into: a card is filled by one of each tile of 64 outputs.
+    """Return the number of parts into which a sum over `columns` is split.
 
-    Into more where they would be long: a program alone has too little on its way.
+    One program computes one part of one tile of 64 outputs, and the programs together fill a GPU.
+    Parts of more than 32 units of columns are split further, because one program alone has too few
+    loads in flight. A weight with enough tiles to fill a GPU has one part.
     """
     tiles, units = -(-outputs // _TILES[0].outputs), columns // UNIT
     if tiles >= _UNITS:
@@ -237,10 +256,10 @@ def product(
     added: bool = True,
     parts: int | None = None,
 ) -> Tensor:
-    """x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x.
+    """Return x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x.
 
-    added: else parts that are not added up here may stay apart, see `decoder.Linear.unadded`.
-    parts: of each sum; None: as the shape of the weight has it, see `parts_of`.
+    added: if False, the result may be the float32 parts, see `decoder.Linear.unadded`.
+    parts: the number of parts of each sum; None: `parts_of` the weight's shape.
     """
     (rows, columns), outputs = x.shape, len(weight)
     out = x.new_empty(rows, outputs)
@@ -268,7 +287,10 @@ def product(
 
 
 def _kept(weight: Tensor | Codes, rows: int) -> tuple[tuple[Tensor, Tensor | None], ProductTile]:
-    """What kernels read of a weight, and the tile for so many rows."""
+    """Return the tensors that kernels read of a weight, and the tile for `rows` rows.
+
+    The tensors are the plain weight and None, or the words and the scales of codes.
+    """
     if isinstance(weight, Codes):
         tile = next((each for each in _CODED if rows <= each.rows), _CODED[-1])
         return (weight.words, weight.ends), tile
@@ -276,7 +298,7 @@ def _kept(weight: Tensor | Codes, rows: int) -> tuple[tuple[Tensor, Tensor | Non
 
 
 def _sizes(weight: Tensor | Codes, tile: ProductTile) -> tuple[int, ...]:
-    """What the kernels that multiply are compiled for."""
+    """Return the compile-time parameters ROWS to LATE of the product kernels."""
     how = (weight.bits, weight.group) if isinstance(weight, Codes) else (0, 0)
     return *tile[:4], *how, is_interpreted(), tile.late
 
@@ -284,7 +306,11 @@ def _sizes(weight: Tensor | Codes, tile: ProductTile) -> tuple[int, ...]:
 def gated_product(
     x: Tensor, weight: Tensor | Codes, bias: Tensor | None, kind: str
 ) -> Tensor | None:
-    """silu(gate) * up [rows, outputs / 2] of few rows; None: of others, and of other products."""
+    """Return silu(gate) * up [rows, outputs / 2] of the halves gate and up of a product.
+
+    None: the kernel cannot compute this. It needs at most 64 rows, no bias, silu, a number of
+    outputs that fits its tile, and a sum of one part.
+    """
     (rows, columns), outputs = x.shape, len(weight) // 2
     kept, tile = _kept(weight, rows)
     if kind != "silu" or rows > _TILES[-1].rows or bias is not None or outputs % tile.outputs:
@@ -299,29 +325,29 @@ def gated_product(
 
 
 Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-"""A product of many rows, from a plain weight [outputs, columns], a bias, and parts of its sums."""
+"""A function that multiplies many rows: (x, weight [outputs, columns], bias, parts of a sum)."""
 
 
 class StreamedLinear(Linear):
-    """A projection that the kernel multiplies, however many rows there are."""
+    """A projection that the kernel multiplies for any number of rows."""
 
     takes_one_row = True
     is_fixed = True
 
     @property
     def kept(self) -> Tensor | Codes:
-        """What the kernel reads."""
+        """The weight as the kernel reads it."""
         return self.weight
 
     def streams(self, x: Tensor) -> bool:
-        """Whether the kernel multiplies so many rows; others are `many`."""
+        """Return whether the kernel multiplies the rows of `x`; otherwise `many` does."""
         return True
 
     def many(self, x: Tensor) -> Tensor:
-        """The product of rows that do not stream, with the bits that they would have."""
+        """Return the product of rows that do not stream, bitwise equal to the kernel's."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, outputs]."""
+        """Return the product [rows, outputs]."""
         return product(x, self.kept, self.bias) if self.streams(x) else self.many(x)
 
     def unadded(self, x: Tensor) -> Tensor:
@@ -332,7 +358,10 @@ class StreamedLinear(Linear):
 
 
 class FewStreamedLinear(StreamedLinear):
-    """A projection that the kernel multiplies while rows are few: the library has the same bits."""
+    """A projection that the kernel multiplies for at most `FEW_ROWS` rows.
+
+    For more rows the library multiplies it. A trial has found both bitwise equal.
+    """
 
     is_fixed = False
 
@@ -344,10 +373,11 @@ class FewStreamedLinear(StreamedLinear):
 
 
 class CodedLinear(StreamedLinear):
-    """A projection in codes, which the kernel reads as they are while rows are few.
+    """A quantised projection, whose codes the kernel reads directly for at most `CODED_ROWS` rows.
 
-    For many rows a piece of it at a time is turned back, and `by` has the bits of the kernel; if
-    none has, the kernel reads codes for each tile of them.
+    For more rows the weight is dequantised piece by piece, and `by` multiplies each piece. Its
+    results are bitwise equal to the kernel's. If `by` is None, no such function exists, and the
+    kernel reads the codes again for each tile of rows.
     """
 
     def __init__(self, codes: Codes, bias: Tensor | None, by: Many | None) -> None:
@@ -372,7 +402,10 @@ class CodedLinear(StreamedLinear):
 
 
 def pieces(outputs: int, columns: int) -> list[tuple[int, int]]:
-    """First and last outputs of what is turned back at a time; all but the last are equal."""
+    """Return the first and the end output of each piece that is dequantised at a time.
+
+    All pieces except the last have the same size.
+    """
     count = -(-outputs * columns // CODED_VALUES)
     size = -(-outputs // count // UNIT) * UNIT
     return [(at, min(at + size, outputs)) for at in range(0, outputs, size)]

@@ -1,8 +1,9 @@
-"""Thoughts: which token ids begin and end what a model writes before it answers.
+"""Token ids that begin and end a thought, the text that a model writes before its answer.
 
-A row of `thinking.toml` for each way of marking them. A tokenizer that has a row's tokens writes
-thoughts so: the ids are looked for and never the text, which a model may spell out in other tokens,
-or quote. Knows tokenizers' text and ids; no rows, no settings.
+`thinking.toml` has an entry for each family of marks. A tokenizer belongs to the first family whose
+tokens it has. Thoughts are found by token ids and never by text, because a model may write or quote
+the same text with other tokens. This module knows tokenizers' text and ids, but no rows of a batch
+and no settings.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from beamwright.io import read_beside
 
 
 class ThoughtFamily(NamedTuple):
-    """How a family marks its thoughts. tokens: of the marks, those that a vocabulary must have; the
-    marks themselves where none is named. headers: what else of its replies is no text.
+    """The marks with which a family of models encloses its thoughts.
+
+    start, end: the texts of the marks.
+    tokens: the tokens that a vocabulary must have; if empty, the marks themselves.
+    headers: other markup in replies that is not part of their text.
     """
 
     name: str
@@ -31,24 +35,28 @@ class ThoughtFamily(NamedTuple):
 FAMILIES = tuple(ThoughtFamily(**row) for row in read_beside(__file__)["families"])
 
 
-# What chat templates read to let a model think, or not to.
+# Names that chat templates read to turn thinking on or off.
 _SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_switch(names: Collection[str], thinking: str | int) -> dict[str, Any]:
-    """Arguments of a chat template that reads these names, for `--thinking`."""
+    """Return the arguments that tell a chat template the value of `--thinking`.
+
+    names: the names that the template reads.
+    """
     given: dict[str, Any] = {name: thinking != "off" for name in _SWITCHES if name in names}
     if "reasoning_effort" in names and thinking == "off":
-        given["reasoning_effort"] = "low"  # gpt-oss cannot leave it
+        given["reasoning_effort"] = "low"  # gpt-oss cannot turn thinking off
     return given
 
 
 @dataclass(frozen=True)
 class ThoughtMarks:
-    """The marks of one tokenizer, as token ids.
+    """The marks of thoughts in one tokenizer, as token ids.
 
-    start, end: one token or more.
-    hidden: these and other sequences that are no text, the longest first. blank: tokens of space.
+    start, end: the tokens of the two marks, at least one each.
+    hidden: the marks and headers, which are not part of a reply's text, the longest first.
+    blank: tokens that are only white space.
     """
 
     family: ThoughtFamily
@@ -61,7 +69,10 @@ class ThoughtMarks:
     def of(
         cls, tokenizer: Tokenizer, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]
     ) -> ThoughtMarks | None:
-        """Those of the first family whose tokens a tokenizer has; None: it marks no thoughts."""
+        """Return the marks of the first family whose tokens the tokenizer has.
+
+        token_bytes: the bytes of each token, by id. None: the model marks no thoughts.
+        """
         known = tokenizer.token_to_id
         for family in FAMILIES:
             tokens = family.tokens or (family.start, family.end)
@@ -75,8 +86,10 @@ class ThoughtMarks:
         return None
 
     def opened(self, token_ids: Sequence[int]) -> bool:
-        """True if these tokens end with the start of a thought, and nothing but space behind it:
-        of a template that has written it, or of a step."""
+        """Return whether these tokens end with the start of a thought, except for white space.
+
+        The tokens are a prompt, in which the template may have opened a thought, or a step.
+        """
         for last in range(len(token_ids), len(self.start) - 1, -1):
             if tuple(token_ids[last - len(self.start) : last]) == self.start:
                 return True
@@ -85,14 +98,17 @@ class ThoughtMarks:
         return False
 
     def begins(self, token_ids: Sequence[int]) -> bool | None:
-        """True if these tokens, the first of a reply, begin a thought; None if that is open."""
+        """Return whether a reply begins with a thought; None if more tokens must decide.
+
+        token_ids: the reply's first tokens.
+        """
         count = min(len(token_ids), len(self.start))
         if tuple(token_ids[:count]) != self.start[:count]:
             return False
         return True if count == len(self.start) else None
 
     def shown(self, token_ids: Sequence[int]) -> list[int]:
-        """A reply's tokens without the marks, which are no text of it."""
+        """Return a reply's tokens without the marks and headers of thoughts."""
         kept, at = list[int](), 0
         while at < len(token_ids):
             found = (len(h) for h in self.hidden if tuple(token_ids[at : at + len(h)]) == h)

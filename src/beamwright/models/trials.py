@@ -1,6 +1,7 @@
-"""Which projections stream on a card: each shape is tried once, when weights are read.
+"""Decides which projections use the streaming kernels of `streaming` on a GPU.
 
-What is wanted is rows with the same bits at any batch, then speed. Loaded only where kernels run.
+Each shape is tried once, when weights are loaded. The first goal is batch-invariance, the second is
+speed. This module is imported only where the kernels run.
 """
 
 from __future__ import annotations
@@ -32,18 +33,23 @@ from beamwright.models.streaming import (
 from beamwright.plan.costs import CODED_ROWS
 
 _ROWS = (*range(8, 257, 8), 320, 512, 768, 1024, 2048, 4096)
-_ROUNDED = 2**-6  # of the largest number, what roundings to 16 bits may differ by
-_WIDE = 2  # times as many tiles as fill a card: there a whole sum fits a program
-_MOST_NUMBERS = 1 << 26  # of a result, and of a weight that is drawn, when it is tried
+# Largest difference that rounding to 16 bits explains, as a share of the largest value.
+_ROUNDED = 2**-6
+# A weight is wide if its tiles fill a GPU this many times; then one program computes a whole sum.
+_WIDE = 2
+_MOST_NUMBERS = 1 << 26  # most numbers of a trial's result, and of a weight sampled for a trial
 
 
 class Streaming:
-    """Streams projections where that is needed for a row's bits, or faster.
+    """Converts projections to streamed ones where batch-invariance needs it, or where it is faster.
 
-    The library's product is tried once for each shape with many numbers of rows. Where it gives a
-    row the same bits with all of them it stays; if it is wide, and the kernel has these bits, too,
-    few rows stream. always: no library chooses a kernel for any number of rows. dtype: of the
-    activations, which projections in codes have not.
+    The library's product is tried once per shape, with many numbers of rows. If it is not
+    batch-invariant, the kernel multiplies all rows. If it is, the library stays in use. In that
+    case the kernel still multiplies few rows if the weight is wide and the results are bitwise
+    equal.
+
+    always: use the kernel for any number of rows, so that no library chooses one.
+    dtype: the dtype of the activations, which quantised projections do not tell.
     """
 
     def __init__(self, *, always: bool, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -63,12 +69,15 @@ class Streaming:
         if key not in self._known:
             try:
                 self._known[key] = _choose(weight, bias, always=self._always)
-            except (RuntimeError, TritonError):  # no memory to try it, or no kernel on this card
+            except (RuntimeError, TritonError):  # too little memory for the trial, or no kernel for this GPU
                 self._known[key] = Linear
         return self._known[key](weight, bias)
 
     def _in_codes(self, linear: GroupedLinear) -> Linear:
-        """The same for the kernel, where it takes such a projection and is right."""
+        """Return a projection that multiplies by the codes directly.
+
+        Return `linear` itself if the kernel does not support its format or its results are wrong.
+        """
         codes = Codes.of(linear) if self._dtype.itemsize == 2 else None
         if codes is None:
             return linear
@@ -83,7 +92,11 @@ class Streaming:
 
 
 def _streams(weight: Tensor) -> bool:
-    """Whether the kernel takes it: in 16 bits, in rows that start at multiples of 16 bytes."""
+    """Return whether the kernel supports a weight.
+
+    It needs 16 bits per number, contiguous rows, outputs that are a multiple of 16, and columns
+    that are a multiple of `UNIT`, so that rows start at multiples of 16 bytes.
+    """
     outputs, columns = weight.shape
     whole = outputs % 16 == 0 and columns % UNIT == 0 and outputs > 0
     return whole and weight.dtype.itemsize == 2 and weight.is_contiguous()
@@ -106,9 +119,9 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
 
 
 def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the kernels' products are the library's but for roundings, in every tile.
+    """Return whether the kernels agree with the library up to rounding, for every tile.
 
-    kept: what they read, the weight itself or its codes.
+    kept: the weight as the kernels read it: the weight itself or its codes.
     """
     generator = torch.Generator(weight.device).manual_seed(0)
     size = ROWS_OF_TILES[-1], weight.shape[1]
@@ -122,7 +135,7 @@ def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool
         return False
     gate, up = expected.chunk(2, dim=1)
     gated = F.silu(gate) * up
-    most = 4 * _ROUNDED * gated.abs().amax()  # four roundings
+    most = 4 * _ROUNDED * gated.abs().amax()  # four values are rounded
     tried = [gated_product(x[:count], kept, bias, "silu") for count in ROWS_OF_TILES]
     found = [each for each in tried if each is not None]
     return all(bool((each - gated[: len(each)]).abs().amax() <= most) for each in found)
@@ -131,7 +144,10 @@ def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool
 def _try(
     linear: GroupedLinear, codes: Codes, dtype: torch.dtype, *, always: bool
 ) -> tuple[bool, Many | None]:
-    """Whether the kernels take these codes rightly, and what multiplies many rows as they do."""
+    """Return whether the kernels are right for these codes, and a product for many rows.
+
+    The product is bitwise equal to the kernel's product of few rows; None if none is.
+    """
     weight = codes.values(dtype)
     rows = slice(0, min(len(codes), ROWS_OF_TILES[-1]))
     off = (weight[rows] - linear.values(rows)).abs().amax()
@@ -157,7 +173,10 @@ def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Te
 
 
 def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int) -> bool:
-    """Whether many rows have the bits that the kernel gives few."""
+    """Return whether `way` gives rows the same bits in large batches as the kernel in small ones.
+
+    parts: the parts of each sum.
+    """
     weight, bias = codes.values(x.dtype), None if bias is None else bias[: len(codes)]
     few = product(x[:CODED_ROWS], codes, bias, parts=parts)
     counts = [count for count in _ROWS if CODED_ROWS < count <= len(x)]
@@ -169,7 +188,7 @@ def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int)
 def _cancelling_codes(
     linear: GroupedLinear, outputs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Codes]:
-    """The same as `cancelling` of codes of this kind, for so many outputs."""
+    """Return rows and codes [outputs, columns] as `cancelling` does, in the format of `linear`."""
     columns, device, bits = linear.columns, linear.weight.device, linear.bits
     like: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(0), "device": device}
     order, half = torch.randperm(columns, **like), columns // 2
@@ -185,14 +204,19 @@ def _cancelling_codes(
 def is_invariant(
     work: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, counts: Iterable[int]
 ) -> bool:
-    """Whether the first rows of x give the bits in `whole` at each of these numbers of rows."""
+    """Return whether a row's result is bitwise equal for each number of rows in `counts`.
+
+    work: the product. whole: its result for all rows of `x`.
+    """
     return all(torch.equal(work(x[:count]), whole[:count]) for count in counts if count <= len(x))
 
 
 def cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows, and weights like these, whose products are nought but for roundings: those tell.
+    """Return rows, and random weights of the same size, whose products are 0 up to rounding.
 
-    Of weights that are too large to be drawn the products are as they come; they are many.
+    So the results consist of rounding errors, and any other order of summation changes their bits.
+    If the weight is larger than `_MOST_NUMBERS`, return random rows and the weight itself: its many
+    products show a difference as well.
     """
     outputs, columns = weight.shape
     rows = min(_ROWS[-1], _MOST_NUMBERS // outputs)
