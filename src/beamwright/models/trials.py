@@ -69,7 +69,7 @@ class Streaming:
         if key not in self._known:
             try:
                 self._known[key] = _choose(weight, bias, always=self._always)
-            except (RuntimeError, TritonError):  # too little memory for the trial, or no kernel for this GPU
+            except (RuntimeError, TritonError):  # too little memory, or no kernel for this GPU
                 self._known[key] = Linear
         return self._known[key](weight, bias)
 
