@@ -110,16 +110,16 @@ def library() -> Any:
         return None
     import torch  # noqa: PLC0415 (slow import)
 
-    found = ctypes.CDLL(str(file))
-    found.bw_tile_bytes.argtypes, found.bw_tile_bytes.restype = [ctypes.c_int, _NUMBER], _NUMBER
-    found.bw_pack.argtypes = [ctypes.c_int, _PLACE, _NUMBER, _NUMBER, _PLACE, _NUMBER]
-    found.bw_multiply.argtypes = [
+    loaded = ctypes.CDLL(str(file))
+    loaded.bw_tile_bytes.argtypes, loaded.bw_tile_bytes.restype = [ctypes.c_int, _NUMBER], _NUMBER
+    loaded.bw_pack.argtypes = [ctypes.c_int, _PLACE, _NUMBER, _NUMBER, _PLACE, _NUMBER]
+    loaded.bw_multiply.argtypes = [
         *(ctypes.POINTER(Projection), _PLACE, _NUMBER, _NUMBER, _PLACE, _NUMBER, _NUMBER)
     ]
-    found.bw_run.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass)]
+    loaded.bw_run.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass)]
     parallel = getattr(ctypes.CDLL(torch._C.__file__), "GOMP_parallel", None)
-    found.bw_threads(ctypes.cast(parallel, _PLACE) if parallel else None)
-    return found
+    loaded.bw_threads(ctypes.cast(parallel, _PLACE) if parallel else None)
+    return loaded
 
 
 def instruction_set() -> int:

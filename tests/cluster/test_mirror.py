@@ -70,7 +70,7 @@ def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
     mirror.hear(pickle.loads(pickle.dumps(changes.of(solution.tree))))
     assert facts(solution.tree) == facts(mirror.tree)
     assert tree_hash(mirror.tree) == solution.tree_hash
-    assert there.over(solution.tree) == here.over(mirror.tree)
+    assert there.last_changes(solution.tree) == here.last_changes(mirror.tree)
     finished = [node.lineage for node in solution.tree.finished()]
     assert [node.lineage for node in mirror.tree.finished()] == finished
     assert mirror.tree.rounds == solution.rounds

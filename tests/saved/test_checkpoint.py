@@ -89,7 +89,7 @@ def test_everything_comes_back(file):
     assert found.settings == {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]}
     assert {n.lineage: s for n, s in found.finished_s.items()} == {("p-1", 0, 0, 0): 1.1}
     run = new_run(found.tree)
-    found.go_on(run)
+    found.restore_progress(run)
     assert (run.round_tokens, run.elapsed_s) == ([3, 9], 1.5)
 
 

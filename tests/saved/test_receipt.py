@@ -5,7 +5,7 @@ import json
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.saved.receipt import FORMAT, asked_as, problem_of, read_receipt
+from beamwright.saved.receipt import FORMAT, problem_from_json, problem_to_json, read_receipt
 from beamwright.tree import Conversation, RawPrompt
 from tables import beside
 
@@ -25,13 +25,13 @@ WHOLE = {**CASES["whole"], "format": FORMAT, "tree_hash": "0" * 64}
     ],
 )
 def test_a_problem_comes_back(problem):
-    assert problem_of(json.loads(json.dumps(asked_as(problem))), "f") == problem
+    assert problem_from_json(json.loads(json.dumps(problem_to_json(problem))), "f") == problem
 
 
 @pytest.mark.parametrize("asked", CASES["no_problems"])
 def test_a_problem_that_is_none(asked):
     with pytest.raises(InputError, match=r"^f: not a receipt"):
-        problem_of(asked, "f")
+        problem_from_json(asked, "f")
 
 
 def test_a_receipt_is_read():

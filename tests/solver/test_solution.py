@@ -58,7 +58,7 @@ def test_the_tree_is_a_folded_page_that_reaches_nothing(solution, monkeypatch):
     assert page.startswith("<!doctype html>")
     assert "Ann has 3 apples." in page
     assert len(text) < 300_000
-    monkeypatch.setattr("beamwright.solver.solution._LIGHT", 1000)
+    monkeypatch.setattr("beamwright.solver.solution._MOST_PAGE_CHARACTERS", 1000)
     heavy = replace(solution, text="a < b")._repr_html_()
     assert "<iframe" not in heavy
     assert "<pre>a &lt; b</pre>" in heavy

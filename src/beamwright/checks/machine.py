@@ -76,17 +76,17 @@ def products_used() -> dict[str, Any]:
     least_rows: the number of rows to which a pass of one path is padded, in float32. A model's own
         self-test decides about that model.
     """
-    found: dict[str, Any] = {}
+    products: dict[str, Any] = {}
     for dtype, best in ((torch.float32, _FLOAT32), (torch.bfloat16, _BFLOAT16)):
         packed = isinstance(prepack(Linear(torch.ones(64, 64, dtype=dtype))), PackedLinear)
         named = str(dtype).removeprefix("torch.")
-        found[named] = _named("oneDNN, packed" if packed else "torch's own", best)
+        products[named] = _named("oneDNN, packed" if packed else "torch's own", best)
     codes = instructions() or _TURNED_BACK + ": installed without a C compiler"
-    found |= dict.fromkeys(("int8", "int4", "gguf"), codes)
+    products |= dict.fromkeys(("int8", "int4", "gguf"), codes)
     decoder = _small_decoder()
     decoder.least_rows = 1 if decoder.takes_one_row else FEW_ROWS
     exact = batches_are_exact(decoder, make_attention("tree"))
-    return {**found, "least_rows": decoder.least_rows if exact else ROW_MULTIPLE}
+    return {**products, "least_rows": decoder.least_rows if exact else ROW_MULTIPLE}
 
 
 def _named(product: str, instructions: Sequence[str]) -> str:

@@ -230,11 +230,11 @@ def _memory_report(
     Attention's working copies are counted, but where --kv-memory says what KV may use.
     `least_kv_bytes` holds any path of this search: below it the search may be refused.
     """
-    from beamwright.solver.memory import beside_kv, least_kv_bytes, memory_needed
+    from beamwright.solver.memory import least_kv_bytes, memory_needed, weights_and_activations
 
     present = [model for model in models.sizes if model is not None]
     num_beams, has_copies = settings.search.n, settings.memory.kv_memory is None
-    weights, activations = beside_kv(present, num_beams)
+    weights, activations = weights_and_activations(present, num_beams)
     step = settings.step.model_copy(update={"max_tokens": workload.generate_tokens})
     search = settings.model_copy(update={"step": step})
     rules: dict[str, Any] = {"has_copies": has_copies, "split": settings.memory.split}

@@ -185,7 +185,7 @@ def _of_checkpoint(file: Path, content: Mapping[str, Any]) -> Claim:
 def _claim(
     place: str, receipt: Any, said: Mapping[str, Any], tree: SearchTree | None = None
 ) -> Claim:
-    from beamwright.saved.receipt import problem_of, read_receipt
+    from beamwright.saved.receipt import problem_from_json, read_receipt
 
     if receipt is None:
         raise InputError(f"{place}: holds no receipt")
@@ -200,7 +200,7 @@ def _claim(
         stated, several = {name: stated[name] for name in _OF_TREE if name in stated}, None
     if isinstance(several, list) and all(isinstance(c, dict) and "lineage" in c for c in several):
         stated["candidates"] = several
-    return Claim(place, read, problem_of(read.problem, place), stated, tree)
+    return Claim(place, read, problem_from_json(read.problem, place), stated, tree)
 
 
 def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +226,10 @@ def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
 
 
 def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
-    from beamwright.saved.checkpoint import DECISIVE_SECTIONS, check_own, check_plugins
+    from beamwright.saved.checkpoint import DECISIVE_SECTIONS, check_no_objects, check_plugins
 
     saved, owners = claim.receipt.settings, option_owners()
-    check_own(saved, claim.place)
+    check_no_objects(saved, claim.place)
     check_plugins(saved, claim.place)
     kept = {name: value for name, value in saved.items() if name not in CODE}
     for name, value in kept.items():

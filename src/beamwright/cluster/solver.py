@@ -290,7 +290,7 @@ class ClusterSolver:
         named = dict[str, Any](options)
         take_priority(named)
         named.pop("delimiter", None)
-        deadline_s = self._default.of_given(1, 1, named).settings.stop.deadline
+        deadline_s = self._default.for_given_paths(1, 1, named).settings.stop.deadline
         name, n = uuid.uuid4().hex, len(read_paths(paths, ""))
         given = Given(name, problem, problem_id, {**options}, n, self.roster, paths=paths)
         return self._send(given, deadline_s, on_round)

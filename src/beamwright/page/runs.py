@@ -156,7 +156,7 @@ class PageTree:
         """
         return tree.collect_changes(self._change)
 
-    def over(self, tree: SearchTree) -> list[StepEvent]:
+    def last_changes(self, tree: SearchTree) -> list[StepEvent]:
         """Return the last changes of an ended search, without places of KV: all KV is freed."""
         self._places = None
         self._kv.clear()
@@ -175,7 +175,7 @@ class PageTree:
         step: StepEvent = {"lineage": dotted(node)}
         if now != before:
             self._known[node] = now
-            step.update(_judged(node))
+            step.update(_selection_values(node))
             if before is None or before[-1] != now[-1]:
                 text = node.step_text if node.turn is None else node.turn.text
                 step["round"], step["tokens"], step["text"] = node.round, now[-1], text
@@ -194,7 +194,7 @@ def dotted(node: Node) -> str:
     return ".".join(map(str, node.lineage[1:]))
 
 
-def _judged(node: Node) -> StepEvent:
+def _selection_values(node: Node) -> StepEvent:
     """Return the values of a node that scoring and selection change."""
     step: StepEvent = {
         "lineage": dotted(node),
@@ -370,7 +370,7 @@ def _read_file(path: Path) -> list[Event]:
         raise InputError(f"{path}: neither a saved run nor a tree page") from error
     kind = saved.get("format") if isinstance(saved, dict) else None
     if kind == RUN_FORMAT:
-        return _of_run(path, saved, named=page is None)
+        return _exported_events(path, saved, named=page is None)
     if page is not None:
         raise InputError(f"{path}: not a page that --tree wrote, or a damaged or older one")
     if kind == "beamwright checkpoint":
@@ -382,11 +382,11 @@ def _read_file(path: Path) -> list[Event]:
         about = _about(read.tree.root.problem_text, read.settings)
         steps = PageTree().changes(read.tree)
         run = saved_run(path.stem, about, steps, elapsed_s=read.elapsed_s, **known)
-        return _checked(path, run)
+        return _validated_events(path, run)
     raise InputError(f"{path}: neither a saved run nor a tree page")
 
 
-def _of_run(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]:
+def _exported_events(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]:
     """Return the events of an exported run.
 
     named: True to keep the run's own id; otherwise the id is the file's name.
@@ -394,7 +394,7 @@ def _of_run(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]
     version = saved.get("version")
     if version != RUN_VERSION:
         raise InputError(f"{path}: a run of version {version!r}; this program reads {RUN_VERSION}")
-    events = _checked(path, saved.get("events"))
+    events = _validated_events(path, saved.get("events"))
     begins = [number for number, event in enumerate(events) if event["event"] == "begin"]
     if begins != [0] or events[0]["event"] != "begin":
         raise InputError(f"{path}: the run does not begin with its beginning")
@@ -405,7 +405,7 @@ def _of_run(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]
     return events
 
 
-def _checked(path: Path, events: Any) -> list[Event]:
+def _validated_events(path: Path, events: Any) -> list[Event]:
     """Return the events as validated data.
 
     Raises:

@@ -38,7 +38,7 @@ from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 FORMAT = "beamwright checkpoint"
 VERSION = 4
 ENDED = "ended"  # key of an ended search's result, see `CheckpointWriter.end`
-OWN = "python:"  # prefix of the name of a part that a user passed as an object
+OBJECT_PREFIX = "python:"  # prefix of the name of a part that a user passed as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # the tree depends on them
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Options of these sections that the tree does not depend on.
@@ -78,7 +78,7 @@ class Checkpoint:
                 values = f"{flag_of(option)} {_shown(was)}, not {_shown(now)}"
                 raise InputError(f"{file}: was saved with {values}")
 
-    def go_on(self, run: TreeRun) -> None:
+    def restore_progress(self, run: TreeRun) -> None:
         """Set the progress of `run` to that of the saved search."""
         run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
@@ -102,7 +102,7 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
             )
 
 
-def check_own(saved: Mapping[str, Any], place: object, instead: str = "") -> None:
+def check_no_objects(saved: Mapping[str, Any], place: object, instead: str = "") -> None:
     """Check that no part of saved settings was an object passed in Python.
 
     instead: advice for the message.
@@ -112,7 +112,7 @@ def check_own(saved: Mapping[str, Any], place: object, instead: str = "") -> Non
     """
     for option in _TABLES:
         named = str(saved.get(option))
-        if named.startswith(OWN) and "@" in named:
+        if named.startswith(OBJECT_PREFIX) and "@" in named:
             owned = f"was saved with the {option} {named}, which only Python has"
             raise InputError(f"{place}: {owned}{instead}")
 
@@ -129,7 +129,7 @@ def tree_settings(
     owners: identities of objects that replace named parts, by option (`identity_of`).
     """
     chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
-    found = {
+    options = {
         option: value
         for section in chosen.values()
         for option, value in section.items()
@@ -137,7 +137,7 @@ def tree_settings(
         # left out at its default, as in files of older versions
         and value not in ([], {}, _LATER.get(option, []))
     }
-    return {**found, **plugin_code(settings), "dtype": dtype, **(owners or {})}
+    return {**options, **plugin_code(settings), "dtype": dtype, **(owners or {})}
 
 
 def _shown(value: Any) -> str:
@@ -198,7 +198,7 @@ class CheckpointWriter:
             write_whole(self.file, json.dumps(content) + "\n", option="--checkpoint ")
 
 
-_AS_THEY_ARE = (
+_COPIED_FIELDS = (
     "state", "token_ids", "logprobs", "stats", "top", "step_score", "score", "usage", "notes",
     "answer", "vote", "round", "greedy", "thought",
 )  # fmt: skip
@@ -211,7 +211,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
     if not node.text.startswith(before):  # a character of several bytes may end in the next step
         shared = len(os.path.commonprefix([before, node.text]))  # noqa: RUF071 (by character)
     return {
-        **{name: getattr(node, name) for name in _AS_THEY_ARE},
+        **{name: getattr(node, name) for name in _COPIED_FIELDS},
         "lineage": node.lineage[1:],
         "stop": str(node.stop),
         "shared_text": shared,
@@ -387,7 +387,7 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     """
     saved = read_checkpoint(file)
     instead = ": give it to Solver, and call resume there"
-    check_own(saved.settings, f"--resume {file}", instead)
+    check_no_objects(saved.settings, f"--resume {file}", instead)
     check_plugins(saved.settings, file)
     here: dict[str, Any] = {}
     for name in DECISIVE_SECTIONS:

@@ -71,10 +71,10 @@ def _parts(owner: Any) -> Iterator[str]:
     kind = owner if isinstance(owner, type) else type(owner)
     for base in kind.__mro__[:-1]:
         for name, value in sorted(vars(base).items()):
-            found = getattr(value, "fget", getattr(value, "__func__", value))
-            if isinstance(found, FunctionType):
+            function = getattr(value, "fget", getattr(value, "__func__", value))
+            if isinstance(function, FunctionType):
                 yield name
-                yield from _function(found)
+                yield from _function(function)
     said = getattr(owner, "identity", None)
     if isinstance(said, str):
         yield said

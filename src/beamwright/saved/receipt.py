@@ -27,7 +27,7 @@ from beamwright.io import describe_fault
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
-BESIDE = ("choose", "device", "attention", "token_budget", "stop_votes", "stop_confidence")
+RECEIPT_ONLY = ("choose", "device", "attention", "token_budget", "stop_votes", "stop_confidence")
 """Settings that a receipt has in addition to a checkpoint's settings.
 
 They decide which candidate is the answer, which hardware and kernels round the last bits, and what
@@ -44,7 +44,7 @@ class Receipt:
     """The content of a receipt.
 
     rounds: a digest per round (`tree.round_digests`).
-    problem: the problem as `asked_as` writes it.
+    problem: the problem as `problem_to_json` writes it.
     prompt: the digest of the prompt's token ids.
     settings: the options that have a value, by name.
     exact: True if results on this machine do not depend on the batch.
@@ -91,7 +91,9 @@ def receipt_settings(settings: Settings, decisive: Mapping[str, Any]) -> dict[st
     decisive: the settings that the tree depends on (`tree_settings`).
     """
     parts = (settings.model, settings.search, settings.stop)
-    beside = {name: getattr(part, name) for part in parts for name in BESIDE if hasattr(part, name)}
+    beside = {
+        name: getattr(part, name) for part in parts for name in RECEIPT_ONLY if hasattr(part, name)
+    }
     return {name: value for name, value in {**decisive, **beside}.items() if value is not None}
 
 
@@ -101,7 +103,7 @@ def prompt_digest(root: Node) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def asked_as(problem: Problem | int) -> Any:
+def problem_to_json(problem: Problem | int) -> Any:
     """Return a problem as JSON. A text stays a text.
 
     A number is the length in tokens of a synthetic prompt.
@@ -117,8 +119,8 @@ def asked_as(problem: Problem | int) -> Any:
     return problem
 
 
-def problem_of(asked: Any, where: str) -> Problem | int:
-    """Return the problem that `asked_as` has written.
+def problem_from_json(asked: Any, where: str) -> Problem | int:
+    """Return the problem that `problem_to_json` has written.
 
     Raises:
         InputError: if it is not a problem; the message begins with `where`.

@@ -204,7 +204,7 @@ def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
     figures: Mapping[str, Any] = solution.to_json()
     names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")
     return {
-        "nodes": shown.over(solution.tree),
+        "nodes": shown.last_changes(solution.tree),
         "answer": solution.answer,
         "chosen": dotted(solution.tree.node(solution.lineage)),
         "reason_fewer": solution.reason_fewer,

@@ -253,7 +253,7 @@ class Meter:
             "tree_hash": tree_hash(tree),
             "rounds": round_digests(tree),
             "problem_id": tree.root.problem_id,
-            "problem": receipts.asked_as(request.asked),
+            "problem": receipts.problem_to_json(request.asked),
             "prompt": receipts.prompt_digest(tree.root),
             "settings": receipts.receipt_settings(settings, decisive),
             "exact": exact,

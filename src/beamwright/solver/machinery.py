@@ -151,7 +151,7 @@ class Machinery:
         decoder = loaded.decoder
         # Both models use one precision, because the attention backend is made for one dtype.
         alike = model.model_copy(update={"dtype": str(decoder.dtype).removeprefix("torch.")})
-        source = self._source(alike, verifier, loaded)
+        source = self._verifier_source(alike, verifier, loaded)
         if source.model is not None and loaded.codec is None:
             raise InputError(
                 f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
@@ -159,7 +159,7 @@ class Machinery:
             )
         self.settings = with_system_prompt(self.settings, loaded.codec)
         backend = self._attention(decoder)
-        self.sizes = [_sizes(loaded), *self._judge_sizes(source)]
+        self.sizes = [_sizes(loaded), *self._verifier_sizes(source)]
         if self.settings.sparse.sparse == "auto":
             known = decoder, backend, self.sizes, self._plan(backend)
             self.settings, self.why_sparse = settled.with_sparse(self.settings, *known)
@@ -203,14 +203,14 @@ class Machinery:
         self.reader = self.remote = RemoteGenerator.find(self.settings.model)
         self.settings = with_system_prompt(self.settings, self.remote.codec)
         self.schedule = ServedSchedule(settings=self.settings.schedule)
-        source = self._source(self.settings.model, verifier)
-        self.sizes = self._judge_sizes(source)
+        source = self._verifier_source(self.settings.model, verifier)
+        self.sizes = self._verifier_sizes(source)
         if self.sizes:
             self.plan = MemoryPlan(0, self._plan().kv_bytes, tokens_part=0.0)
             self.tiers = self._host_tiers()
         self._add_scorers(source)
 
-    def _source(
+    def _verifier_source(
         self, model: ModelSettings, verifier: Verifier | None, generator: LoadedModel | None = None
     ) -> VerifierSource:
         """Return the verifier, or what it is made from: a loaded model and how to use it."""
@@ -281,7 +281,7 @@ class Machinery:
 
     # --- the memory number -------------------------------------------------------------------
 
-    def _judge_sizes(self, source: VerifierSource) -> list[ModelBytes]:
+    def _verifier_sizes(self, source: VerifierSource) -> list[ModelBytes]:
         """Return the sizes of the verifier's model in a list; an empty list if it has no model."""
         scores, parts = self.device.type == "cuda", self.settings.schedule.verifiers
         models = [] if source.model is None else [source.model]

@@ -201,8 +201,8 @@ def plan_memory(
         InputError: if weights and activations leave nothing for KV.
     """
     models = [generator] if verifier is None else [generator, verifier]
-    num_rows = _at_once(settings.memory, models, num_rows, free_bytes)
-    weights, activations = beside_kv(models, num_rows, at_once=in_place)
+    num_rows = _rows_at_a_time(settings.memory, models, num_rows, free_bytes)
+    weights, activations = weights_and_activations(models, num_rows, at_once=in_place)
     rows_bytes: int | None = None
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
@@ -238,13 +238,13 @@ def plan_memory(
             )
     if verifier is None:
         return MemoryPlan(kv_bytes, 0, rows_bytes=rows_bytes)
-    part, rest = _parts(settings.split, generator, verifier)
+    part, rest = _split_weights(settings.split, generator, verifier)
     generator_bytes = kv_bytes * part // (part + rest)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part, rows_bytes)
 
 
-def _at_once(
+def _rows_at_a_time(
     memory: int | None, models: Sequence[ModelBytes], num_rows: int, free_bytes: int | None
 ) -> int:
     """Return the number of rows that run at a time; recurrent layers need a state for each."""
@@ -256,7 +256,7 @@ def _at_once(
     return max(1, min(num_rows, left // models[0].state))
 
 
-def beside_kv(
+def weights_and_activations(
     models: Sequence[ModelBytes], num_rows: int, *, at_once: bool = False
 ) -> tuple[int, int]:
     """Return the bytes of all weights, and the bytes of activations.
@@ -271,7 +271,9 @@ def beside_kv(
     return weights, sum(needs) + captured if at_once or several else max(needs)
 
 
-def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
+def _split_weights(
+    split: str | float, generator: ModelBytes, verifier: ModelBytes
+) -> tuple[int, int]:
     """Return the initial shares of generator and verifier in the KV memory, as two weights."""
     if isinstance(split, str):
         return generator.held_per_token, verifier.held_per_token
@@ -298,7 +300,7 @@ def memory_needed(
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
-    beside = sum(beside_kv(present, num_rows, at_once=in_place))
+    beside = sum(weights_and_activations(present, num_rows, at_once=in_place))
     if not has_copies:
         return beside + pool
     left = _with_copies(present, pool)
@@ -324,7 +326,7 @@ def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequenc
     needs = [model.parts * need for model, need in zip(models, needs, strict=False)]
     if len(models) == 1:
         return needs[0]
-    parts = _parts(split, *models)
+    parts = _split_weights(split, *models)
     # Both shares come from one number, so the larger need decides. The generator's share is rounded
     # down, hence the extra byte.
     return 1 + max(-(-need * sum(parts) // part) for part, need in zip(parts, needs, strict=True))

@@ -31,22 +31,22 @@ def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
 
     The type is the one that a caller may pass.
     """
-    found: dict[str, tuple[Any, FieldInfo]] = {}
+    options: dict[str, tuple[Any, FieldInfo]] = {}
     for section in sections:
         info = Settings.model_fields[section]
         for name, field in info.annotation.model_fields.items():
             parsers = [each for each in field.metadata if isinstance(each, BeforeValidator)]
             kind = parsers[0].json_schema_input_type if parsers else field.annotation
-            found[name] = kind | OBJECTS[name] if name in OBJECTS else kind, field
+            options[name] = kind | OBJECTS[name] if name in OBJECTS else kind, field
     for name, section in declared_options().items():
         fields = [row.options[name] for row in declared_rows(name) if not row.is_plugin]
         if section in sections and fields:
-            found[name] = fields[0].annotation | None, fields[0]
+            options[name] = fields[0].annotation | None, fields[0]
     if "stop" in sections:
         words = "Of a tree whose round is scored: why it ends here, or None to go on; asked last."
         kind = StopFunction | Sequence[StopFunction] | None
-        found["stop"] = kind, FieldInfo(default=None, description=words)
-    return found
+        options["stop"] = kind, FieldInfo(default=None, description=words)
+    return options
 
 
 def _types(sections: Sequence[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
 from beamwright.protocols import RoundCallback, Strategy, Verifier
 from beamwright.registry import Table, flag_of
-from beamwright.saved.checkpoint import OWN, CheckpointWriter, tree_settings
+from beamwright.saved.checkpoint import OBJECT_PREFIX, CheckpointWriter, tree_settings
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.schedule.declare import GROUPING
@@ -82,7 +82,7 @@ class UserParts:
         """Return the identities, for checkpoints, of the objects that the tree depends on."""
         parts = {"search": self.strategy, "verifier": self.verifier}
         return {
-            option: f"{OWN}{identity_of(getattr(part, 'function', part))}"
+            option: f"{OBJECT_PREFIX}{identity_of(getattr(part, 'function', part))}"
             for option, part in parts.items()
             if part is not None
         }
@@ -115,7 +115,7 @@ class ProblemSettings:
             own_scores=parts.verifier is not None or parts.strategy is not None,
             own_strategy=parts.strategy is not None,
         )
-        check_meant(settings, parts)
+        check_options_used(settings, parts)
         check_stops(settings.stop, settings.search)
         return cls(given, settings, parts.strategy_for(settings.search), parts)
 
@@ -166,7 +166,9 @@ class ProblemSettings:
         shared = {section: getattr(self.settings, section) for section in SHARED}
         return replace(new, settings=new.settings.model_copy(update=shared))
 
-    def of_given(self, num: int, most_steps: int, options: Mapping[str, Any]) -> ProblemSettings:
+    def for_given_paths(
+        self, num: int, most_steps: int, options: Mapping[str, Any]
+    ) -> ProblemSettings:
         """Return the settings with which `num` given paths are scored.
 
         No path competes with another. No stop except a deadline ends the search.
@@ -186,7 +188,7 @@ class ProblemSettings:
         parts = replace(self.parts, strategy=None, stops=())
         return ProblemSettings(self.given, settings, make_strategy(search), parts)
 
-    def dated(
+    def with_time(
         self, models: Iterable[LoadedModel | RemoteGenerator | None], now: str | None = None
     ) -> ProblemSettings:
         """Return the same with the time that chat templates see, if one of them reads it.
@@ -238,7 +240,7 @@ class Request:
     submitted_s: float | None = None
     begun: bool = False  # True once its search has begun
     cancelled: bool = False  # True to end the search; set by any thread
-    had_company: bool = False  # True if other searches were in flight with it
+    ran_with_others: bool = False  # True if other searches were in flight with it
     since: Mark = (0.0, {})  # when it was last admitted
 
     @property
@@ -254,7 +256,7 @@ class Request:
         return min(deadline_s, time.perf_counter() - self.submitted_s)
 
 
-def check_meant(settings: Settings, parts: UserParts) -> None:
+def check_options_used(settings: Settings, parts: UserParts) -> None:
     """Check that every given option has an effect, and that the schedule is known.
 
     An option with its default value counts as not given.
@@ -270,7 +272,7 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
         for name, field in fields.items()
         if (value := getattr(getattr(settings, section), name)) != field.default
     }
-    for why, names in _idle(settings, parts, row).items():
+    for why, names in _unused_options(settings, parts, row).items():
         for name in (name for name in names if name in given):
             written = f"{flag_of(name)} {given[name]}"
             if isinstance(given[name], bool):
@@ -278,7 +280,9 @@ def check_meant(settings: Settings, parts: UserParts) -> None:
             raise InputError(f"{written}: does nothing with {why}")
 
 
-def _idle(settings: Settings, parts: UserParts, row: ScheduleRow) -> dict[str, tuple[str, ...]]:
+def _unused_options(
+    settings: Settings, parts: UserParts, row: ScheduleRow
+) -> dict[str, tuple[str, ...]]:
     """Return the options that have no effect, by the reason."""
     model, ignored = settings.model, row.idle
     # with a host home, no schedule keeps KV on the device
@@ -409,15 +413,15 @@ def read_paths(paths: Any, delimiter: str) -> list[list[str]]:
     expect(paths, Sequence, "paths: a list of paths")
     if not paths:
         raise InputError("paths: there are none")
-    found = []
+    checked = []
     for number, path in enumerate(paths):
         if not isinstance(path, Sequence) or isinstance(path, str) or not path:
             raise InputError(f"path {number}: a path is a list of steps, one at least")
         for step in path:
             expect(step, str, f"path {number}: a step is a text")
-        found.append([step + delimiter * (not step.endswith(delimiter)) for step in path[:-1]])
-        found[-1].append(path[-1])
-    return found
+        checked.append([step + delimiter * (not step.endswith(delimiter)) for step in path[:-1]])
+        checked[-1].append(path[-1])
+    return checked
 
 
 def take_priority(options: dict[str, Any]) -> int:

@@ -48,7 +48,7 @@ a request with given steps may start then. If the scheduler is idle, None ends i
 """
 
 
-def listed(requests: Iterable[Request]) -> Arrivals:
+def arrivals_of(requests: Iterable[Request]) -> Arrivals:
     """Return the arrivals of a known list of requests.
 
     A request with a larger priority comes first; requests of equal priority keep their order.
@@ -216,7 +216,7 @@ class RequestScheduler:
             request.prepare(run)
         self._live[run], request.since = request, self._meter.mark()
         for other in self._live.values():
-            other.had_company |= len(self._live) > 1
+            other.ran_with_others |= len(self._live) > 1
         self._settle(self._engine.admit(run))
 
     # --- how they end ------------------------------------------------------------------------
@@ -236,19 +236,19 @@ class RequestScheduler:
         for run in ended:
             request = self._live.pop(run)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
-            if too_large and (request.had_company or self._may_take_turns):
-                request.had_company = False
+            if too_large and (request.ran_with_others or self._may_take_turns):
+                request.ran_with_others = False
                 self._alone.append(request)
             elif run.error is not None:
                 self._stopped(run.error, {run: request})
                 self._ended.append((request, run.error))
             else:
-                found = self._meter.solution(run, request)
+                solution = self._meter.solution(run, request)
                 if request.save is not None:
-                    chosen = ".".join(map(str, found.lineage[1:]))
-                    said = {"reason_fewer": found.reason_fewer, "receipt": found.receipt}
-                    request.save.end(answer=found.answer, chosen=chosen, **said)
-                self._ended.append((request, found))
+                    chosen = ".".join(map(str, solution.lineage[1:]))
+                    said = {"reason_fewer": solution.reason_fewer, "receipt": solution.receipt}
+                    request.save.end(answer=solution.answer, chosen=chosen, **said)
+                self._ended.append((request, solution))
 
     def _stopped(
         self, error: BeamwrightError | KeyboardInterrupt, ended: Mapping[TreeRun, Request]

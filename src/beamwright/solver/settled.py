@@ -98,10 +98,10 @@ def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
     graphs: True if decode steps run as captured CUDA graphs.
     """
     if torch.device(device).type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        card = card_of_device(found.name, found.total_memory)
+        device_facts = torch.cuda.get_device_properties(device)
+        card = card_of_device(device_facts.name, device_facts.total_memory)
         profile = find_profile(DEFAULT_PROFILE) if card is None else card_profile(card)
-        profile = replace(profile, device_memory_bytes=found.total_memory)
+        profile = replace(profile, device_memory_bytes=device_facts.total_memory)
         return captured(profile) if graphs else profile
     return processor()
 
@@ -127,7 +127,7 @@ def with_sparse(
     # With KV on the host, a row that reads all tokens would transfer all of its KV over the link.
     usual = sparse.sparse_from == SparseSettings().sparse_from
     known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
-    found = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
+    hosted = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
     full, plain = (
         Roofline(generator.costs, over_link(profile, schedule.link_bandwidth))
         for profile in (machine_profile(settings.model.device, graphs=on) for on in (True, False))
@@ -138,11 +138,11 @@ def with_sparse(
     try:
         if schedule.schedule != "auto":
             raise InputError(f"--schedule {schedule.schedule} says where KV is")
-        method = kv_method(found)
+        method = kv_method(hosted)
         assert method.attend is not None
-        method.attend(found, backend, decoder)
-        with_most_rows(found, method, generator, kv_bytes)
-        check_layers(found)
+        method.attend(hosted, backend, decoder)
+        with_most_rows(hosted, method, generator, kv_bytes)
+        check_layers(hosted)
         search, step_tokens = settings.search, settings.step.step_tokens or _STEP_TOKENS
         longest = generator.shape.context - _PROMPT_TOKENS
         most = search.max_rounds * search.verify_every * step_tokens
@@ -156,7 +156,7 @@ def with_sparse(
     if choice.method == "off":
         sparse = sparse.model_copy(update={"sparse": "off"})
         return settings.model_copy(update={"sparse": sparse}), choice.why
-    return found, choice.why
+    return hosted, choice.why
 
 
 def with_most_rows(

@@ -16,7 +16,7 @@ from beamwright.tree import Lineage, SearchTree
 OF_CHOSEN = ("answer", "text", "score", "stop", "lineage")
 """Fields of a solution that are copied from the chosen candidate."""
 _SHOWN = 5  # limit on the candidates that a notebook shows
-_LIGHT = 300_000
+_MOST_PAGE_CHARACTERS = 300_000
 """Limit on the characters of a tree page that a notebook keeps for each solution."""
 
 
@@ -335,7 +335,7 @@ class Solution:
         """Return the page that `--tree` writes, or the chosen path if the page is too large."""
         title = self.problem or "synthetic prompt"
         page = tree_page(self.tree, self.tree.node(self.lineage), "search", title)
-        if len(page) > _LIGHT:
+        if len(page) > _MOST_PAGE_CHARACTERS:
             return f"<pre>{escape(self.text)}</pre><p>The whole tree is too large to show here.</p>"
         # A sandbox without an origin: scripts in the page cannot reach the notebook.
         return (
@@ -348,16 +348,16 @@ class Solution:
 
         Its key `tree` holds the figures of `tree_stats`.
         """
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name, value in found.items():
+        content = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in content.items():
             if is_dataclass(value) and not isinstance(value, type):
-                found[name] = asdict(value)
+                content[name] = asdict(value)
         if not self.tokens.thought:
-            del found["tokens"]["thought"]
-        found["candidates"] = [candidate.to_json() for candidate in self.candidates]
-        found["tree"] = found.pop("tree_stats")
-        found["settings"] = self.settings.model_dump(mode="json")
-        return found
+            del content["tokens"]["thought"]
+        content["candidates"] = [candidate.to_json() for candidate in self.candidates]
+        content["tree"] = content.pop("tree_stats")
+        content["settings"] = self.settings.model_dump(mode="json")
+        return content
 
 
 def _short(score: float | None) -> str:

@@ -39,7 +39,7 @@ from beamwright.solver.request import (
     read_problems,
     take_priority,
 )
-from beamwright.solver.scheduler import Arrivals, RequestScheduler, listed
+from beamwright.solver.scheduler import Arrivals, RequestScheduler, arrivals_of
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import Problem
 from beamwright.verify.find import declared_verifier
@@ -210,7 +210,7 @@ class Solver:
         def begin(run: TreeRun) -> None:
             run.restore = partial(restore_kv, self.generator, self.verifier, run.judges)
             self.progress.doing("computing the KV of the saved tree again")
-            saved.go_on(run)
+            saved.restore_progress(run)
 
         saving = self._saving(checkpoint, asked)
         was = saved.tree.root.problem_text or len(saved.tree.root.token_ids)
@@ -241,8 +241,8 @@ class Solver:
         self, problem: Problem, steps: Sequence[str], **options: Unpack[ScoreOptions]
     ) -> Candidate:
         """Score one given path with the verifier; see `score_many`."""
-        (found,) = self.score_many(problem, [steps], **options)
-        return found
+        (candidate,) = self.score_many(problem, [steps], **options)
+        return candidate
 
     def score_many(
         self, problem: Problem, paths: Sequence[Sequence[str]], **options: Unpack[ScoreOptions]
@@ -287,8 +287,8 @@ class Solver:
         own = step.delimiter if step.step_tokens is None else ""
         given = read_paths(paths, own if delimiter is None else delimiter)
         self._prompts.check_paths(given)
-        asked = self._default.of_given(len(given), max(map(len, given)), named)
-        asked = asked.dated(self._readers)
+        asked = self._default.for_given_paths(len(given), max(map(len, given)), named)
+        asked = asked.with_time(self._readers)
         request = Request(
             partial(self._prompts.tree, problem_id, problem, now=asked.settings.step.now),
             asked,
@@ -357,9 +357,9 @@ class Solver:
             for problem_id, text, its_own in read_problems(problems)
         }
         if in_flight is None:
-            outcomes = dict(self._run(listed(requests), max(1, len(requests))))
+            outcomes = dict(self._run(arrivals_of(requests), max(1, len(requests))))
             return [outcomes[request] for request in requests]
-        ended = self._calls.stream(self._run(listed(requests), most))
+        ended = self._calls.stream(self._run(arrivals_of(requests), most))
         return ((requests[request], outcome) for request, outcome in ended)
 
     def identities(self) -> dict[str, Digest | None]:
@@ -373,11 +373,11 @@ class Solver:
     # --- inside ------------------------------------------------------------------------------
 
     def _problem_settings(self, options: dict[str, Any], now: str | None = None) -> ProblemSettings:
-        """Return the solver's own settings, changed by `options`. now: see `dated`."""
+        """Return the solver's own settings, changed by `options`. now: see `with_time`."""
         asked = self._default.changed(options)
         if asked is not self._default:
             self._check(asked)
-        return asked.dated(self._readers, now)
+        return asked.with_time(self._readers, now)
 
     def _check(self, asked: ProblemSettings) -> None:
         """Raise InputError for settings that the loaded models cannot serve."""
@@ -429,7 +429,7 @@ class Solver:
 
     def _solve_alone(self, request: Request) -> Solution:
         """Solve one problem, or raise its error."""
-        ((_, outcome),) = self._run(listed([request]), 1)
+        ((_, outcome),) = self._run(arrivals_of([request]), 1)
         if isinstance(outcome, BeamwrightError):
             raise outcome
         return outcome
