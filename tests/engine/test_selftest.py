@@ -40,7 +40,7 @@ def scaled(found, *, where):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        *(("_after", partial(scaled, where=rows.__lt__)) for rows in (8, 24, 100)),
+        *(("_finish_block", partial(scaled, where=rows.__lt__)) for rows in (8, 24, 100)),
         ("logits", lambda found: found + 1e-5 * len(found)),
     ],
 )
@@ -53,10 +53,12 @@ def test_rows_that_depend_on_the_batch_are_found_out(monkeypatch, name, change):
 
 def test_few_rows_are_padded_as_little_as_their_bits_allow(make_solver, monkeypatch):
     """A library that takes another kernel for fewer than 8 rows gets 8."""
-    real = DenseDecoder._after
+    real = DenseDecoder._finish_block
     few = make_solver(attention="reference", dtype="float64")
     fewer = partial(scaled, where=(8).__gt__)
-    monkeypatch.setattr(DenseDecoder, "_after", lambda self, *words: fewer(real(self, *words)))
+    monkeypatch.setattr(
+        DenseDecoder, "_finish_block", lambda self, *words: fewer(real(self, *words))
+    )
     eight = make_solver(attention="reference", dtype="float64")
     assert eight.generator.decoder.least_rows == 8
     assert few.exact == eight.exact

@@ -86,7 +86,7 @@ def test_a_row_is_turned_alike_in_any_batch(head_dim, dtype):
     view = RoundedView(AttentionView(), decoder)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(1024, 4, head_dim, generator=generator).to(dtype)
-    whole = view.turned(vectors)
+    whole = view.rotate(vectors)
     for count in (8, 16, 24, 72, 256):
-        assert torch.equal(view.turned(vectors[:count]), whole[:count])
-        assert torch.equal(view.turned(vectors[-count:]), whole[-count:])
+        assert torch.equal(view.rotate(vectors[:count]), whole[:count])
+        assert torch.equal(view.rotate(vectors[-count:]), whole[-count:])

@@ -119,7 +119,7 @@ def test_rotation_and_norms_of_heads(rows, queries, keys, head_dim, normed, dtyp
     # More lies beside each row's heads than those that are turned.
     wide = drawn(rows, queries + 3 * keys, head_dim, dtype=dtype)
     expected, found = wide.clone(), wide.clone()
-    decoder._turn(layer, expected, *(table[positions].unsqueeze(1) for table in tables))
+    decoder._rotate_heads(layer, expected, *(table[positions].unsqueeze(1) for table in tables))
     fused.rotate(found[:, : queries + 2 * keys], queries, keys, positions, *tables, *norms)
     assert_close(found, expected)
     assert torch.equal(found[:, queries + keys :], wide[:, queries + keys :])

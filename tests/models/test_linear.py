@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.models.decoder import Linear
-from beamwright.models.grouped import _CACHED_VALUES, UNPACK, GroupedLinear, turned_back, turns_back
+from beamwright.models.grouped import (
+    _CACHED_VALUES,
+    UNPACK,
+    GroupedLinear,
+    can_unpack,
+    dequantise_table,
+)
 from beamwright.models.linear import PackedLinear, packer, prepack, quantise_linear, quiet_import
 from beamwright.models.load import inspect_model, load_model
 from beamwright.plan.costs import INT4_GROUP, Storage, weight_bytes
@@ -82,16 +88,16 @@ def test_torchs_operator_turns_groups_back_as_plain_torch_does(monkeypatch, bits
     linear = GroupedLinear.of(bits, codes, *(draw(seed, 48, 3).half().float() for seed in (1, 2)))
     scale, low = linear.ends.float().split(1, dim=-1)
     expected = (codes.view(48, 3, group).float() * scale + low).flatten(1)
-    assert torch.equal(turned_back(linear.weight, bits), expected)
+    assert torch.equal(dequantise_table(linear.weight, bits), expected)
     assert torch.equal(linear.values(slice(8, 40)), expected[8:40])
 
     def wrong(table):
         return torch.zeros(len(table), group)
 
-    turns_back.cache_clear()
+    can_unpack.cache_clear()
     monkeypatch.setitem(UNPACK, bits, wrong)
     assert torch.equal(linear.values(slice(8, 40)), expected[8:40])  # it is not trusted
-    turns_back.cache_clear()
+    can_unpack.cache_clear()
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -75,12 +75,12 @@ class Codes:
     def values(self, dtype: torch.dtype) -> Tensor:
         """Return the dequantised weight [outputs, columns], as the kernels multiply with it."""
         columns = self.words.shape[1] * _SIDE * 32 // self.bits
-        found = torch.empty(len(self), columns, dtype=dtype, device=self.words.device)
+        out = torch.empty(len(self), columns, dtype=dtype, device=self.words.device)
         grid = self.words.shape[0], columns // UNIT
-        turn_back[grid](
-            self.words, self.ends, found, columns, self.bits, self.group, is_interpreted()
+        dequantise_tiles[grid](
+            self.words, self.ends, out, columns, self.bits, self.group, is_interpreted()
         )
-        return found
+        return out
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -107,7 +107,7 @@ def load_words(words, place, columns, start, BITS: tl.constexpr):
 def load_ends(ends, place, groups, group, BITS: tl.constexpr):
     """Load scale and low [outputs] of a group, in float32.
 
-    With 4 bits the returned low is that of code -16, because `numbers_of` adds 16 to each code.
+    With 4 bits the returned low is that of code -16, because `dequantise_codes` adds 16.
     """
     COUNT: tl.constexpr = BITS // 4
     at = ends + (place // 16 * groups + group) * (16 * COUNT) + place % 16
@@ -123,7 +123,7 @@ def load_ends(ends, place, groups, group, BITS: tl.constexpr):
 
 
 @triton.jit
-def numbers_of(
+def dequantise_codes(
     words, scale, low, NUMBER: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def sum_codes(
             if 16 * number % GROUP == 0:
                 group = (start + 16 * number) // GROUP
                 scale, low = load_ends(ends, place, groups, group, BITS)
-            left = numbers_of(packed, scale, low, number, BITS, x.dtype.element_ty, WIDE)
+            left = dequantise_codes(packed, scale, low, number, BITS, x.dtype.element_ty, WIDE)
             right = tl.load(x + at + start + 16 * number, mask=real[:, None], other=0.0)
             if WIDE:
                 left, right = left.to(tl.float32), right.to(tl.float32)
@@ -181,7 +181,7 @@ def sum_codes(
 
 
 @triton.jit
-def turn_back(
+def dequantise_tiles(
     words, ends, out, columns, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr
 ):
     """Write the dequantised weight to out [outputs, columns].
@@ -198,5 +198,5 @@ def turn_back(
             if 16 * number % GROUP == 0:
                 group = (start + 16 * number) // GROUP
                 scale, low = load_ends(ends, place, groups, group, BITS)
-            value = numbers_of(packed, scale, low, number, BITS, out.dtype.element_ty, WIDE)
+            value = dequantise_codes(packed, scale, low, number, BITS, out.dtype.element_ty, WIDE)
             tl.store(at + start + 16 * number, value)

@@ -34,7 +34,7 @@ _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
 _RUN = 2048  # rotary positions computed in one call; values do not depend on when tables grow
 TILE_ROWS = 64
 """Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams."""
-Turns = Mapping[int, tuple[Tensor, float]]
+Rotations = Mapping[int, tuple[Tensor, float]]
 """Rotations of queries and keys by head_dim, as `kv.codes.hadamard` returns them.
 
 Each is a matrix and the factor by which a product of two rotated vectors must be multiplied.
@@ -69,17 +69,17 @@ def in_tiles(
     """
     if size is None:
         return work(*tensors)
-    rows, found = tensors[0].shape[0], []
+    rows, outputs = tensors[0].shape[0], []
     for first in range(0, rows, size):
         tiles = [tensor[first : first + size] for tensor in tensors]
         missing = size - tiles[0].shape[0]
         if missing:
             zeros = [tile.new_zeros((missing, *tile.shape[1:])) for tile in tiles]
             tiles = [torch.cat(pair) for pair in zip(tiles, zeros, strict=True)]
-        found.append(work(*(tile.contiguous() for tile in tiles)))
-    if len(found) == 1:
-        return tuple(part[:rows] for part in found[0])
-    return tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
+        outputs.append(work(*(tile.contiguous() for tile in tiles)))
+    if len(outputs) == 1:
+        return tuple(part[:rows] for part in outputs[0])
+    return tuple(torch.cat(parts)[:rows] for parts in zip(*outputs, strict=True))
 
 
 @dataclass
@@ -205,31 +205,31 @@ class RoundedView(AttentionView):
 
     def foresee(self, layer: int, query: Tensor) -> None:
         """Pass on an estimated `query`, rotated as `attend` rotates the final query."""
-        self._view.foresee(layer, self._asking(query))
+        self._view.foresee(layer, self._rotate_query(query))
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        both = torch.stack([self.turned(key_value[:, 0]), key_value[:, 1]], dim=1)
+        both = torch.stack([self.rotate(key_value[:, 0]), key_value[:, 1]], dim=1)
         fresh = round_to_grid(both, self._decoder.kv_dtype)
-        context: Tensor = self._view.attend(layer, self._asking(query), fresh, sinks)
+        context: Tensor = self._view.attend(layer, self._rotate_query(query), fresh, sinks)
         return context
 
     def close(self) -> None:
         self._view.close()
 
-    def turned(self, vectors: Tensor) -> Tensor:
+    def rotate(self, vectors: Tensor) -> Tensor:
         """Rotate queries or keys [tokens, heads, head_dim], which spreads their large values."""
-        matrix, _ = self._decoder.turns[vectors.shape[-1]]
+        matrix, _ = self._decoder.rotations[vectors.shape[-1]]
         flat = vectors.reshape(len(vectors), -1)  # one row per token: tiles consist of tokens
-        turned = self._decoder.by_rows(
+        rotated = self._decoder.by_rows(
             lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat
         )
-        return turned.view(vectors.shape)
+        return rotated.view(vectors.shape)
 
-    def _asking(self, query: Tensor) -> Tensor:
+    def _rotate_query(self, query: Tensor) -> Tensor:
         """Rotate and scale a query, so that its scores with rotated keys are the same as before."""
-        return self.turned(query) * self._decoder.turns[query.shape[-1]][1]
+        return self.rotate(query) * self._decoder.rotations[query.shape[-1]][1]
 
 
 class Decoder(Protocol):
@@ -256,7 +256,7 @@ class Decoder(Protocol):
 
     The decoder rounds keys and values to it before it passes them to the view.
     """
-    turns: Turns
+    rotations: Rotations
 
     @property
     def takes_one_row(self) -> bool:
@@ -308,7 +308,7 @@ class Decoder(Protocol):
         """Store keys and values in the format `kv_dtype` from now on."""
         self.kv_dtype = kv_dtype
         made = {group.head_dim: hadamard(group.head_dim) for group in self.shape.kv_groups}
-        self.turns = {
+        self.rotations = {
             size: (matrix.to(self.device, self.dtype), part)
             for size, (matrix, part) in made.items()
         }

@@ -163,7 +163,9 @@ class DenseDecoder(Decoder):
             x = x * x.new_tensor(shape.embed_scale)
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
-        rotary = () if self._native is not None and not view.looks_ahead else self._turns(positions)
+        rotary = (
+            () if self._native is not None and not view.looks_ahead else self._rotary(positions)
+        )
         if self._native is not None:
             foresee = partial(self._foresee, view, rotary) if view.looks_ahead else None
             return self._native.forward(x, positions, view, read, foresee)
@@ -175,12 +177,12 @@ class DenseDecoder(Decoder):
             if view.looks_ahead:
                 self._foresee(view, rotary, number, x)
             own = self._own_rotary(number, rotary)
-            query, key_value = self._by_tile(partial(self._before, layer), normed, *own)
+            query, key_value = self._by_tile(partial(self._project, layer), normed, *own)
             del normed  # free its memory before attention
             context: Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:
                 x, context = x.index_select(0, read), context.index_select(0, read)
-            after = partial(self._after, layer, norms[number + 1])
+            after = partial(self._finish_block, layer, norms[number + 1])
             x, normed = self._by_tile(after, x, context)
         return normed
 
@@ -239,8 +241,8 @@ class DenseDecoder(Decoder):
         far = make(shape.inv_freq, shape.rope_scale, *how) if shape.inv_freq else None
         return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return the rotary arguments of `_before` for all layers; layers `near` come last.
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """Return the rotary arguments of `_project` for all layers; layers `near` come last.
 
         See `_own_rotary`, which selects the arguments of one layer.
         """
@@ -271,20 +273,20 @@ class DenseDecoder(Decoder):
     ) -> None:
         """Tell the view the query of layer `number` + 1, as if layer `number` changed nothing."""
         if number + 1 < len(self.weights.layers):
-            coming = partial(self._foreseen, self.weights.layers[number + 1])
+            coming = partial(self._estimate_query, self.weights.layers[number + 1])
             own = self._own_rotary(number + 1, rotary)
             view.foresee(number + 1, self._by_tile(coming, x.to(self.dtype), *own)[0])
 
     def _own_rotary(self, number: int, rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Select the rotary arguments of layer `number` from those that `_turns` returned."""
+        """Select the rotary arguments of layer `number` from those that `_rotary` returned."""
         if self._near is None:
             return rotary
         return rotary[2:] if number in self.shape.near else rotary[:2]
 
-    def _foreseen(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
-        return self._before(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)
+    def _estimate_query(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
+        return self._project(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)
 
-    def _before(self, layer: Layer, normed: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, layer: Layer, normed: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         """Compute query [rows, heads, head_dim], and key and value [rows, 2, kv_heads, head_dim].
 
         Both are views of one tensor: storing keys and values without a copy keeps the query alive.
@@ -292,11 +294,11 @@ class DenseDecoder(Decoder):
         """
         shape = self.shape
         heads = layer.qkv(normed).view(len(normed), -1, shape.head_dim)
-        self._turn(layer, heads, *rotary)
+        self._rotate_heads(layer, heads, *rotary)
         key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
         return heads[:, : shape.heads], key_value
 
-    def _turn(self, layer: Layer, heads: Tensor, *rotary: Tensor) -> None:
+    def _rotate_heads(self, layer: Layer, heads: Tensor, *rotary: Tensor) -> None:
         """Normalise and rotate queries and keys in place; the values in `heads` do not change."""
         shape = self.shape
         if rotary and self._fused is not None:
@@ -304,19 +306,19 @@ class DenseDecoder(Decoder):
             sizes, tables = (shape.heads, shape.kv_heads), (self._far.cos, self._far.sin)
             self._fused.rotate(heads, *sizes, *rotary, *tables, layer.query_norm, layer.key_norm)
             return
-        queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
+        queries_keys = normed = heads[:, : shape.heads + shape.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             query = layer.query_norm(queries_keys[:, : shape.heads])
             key = layer.key_norm(queries_keys[:, shape.heads :])
-            found = torch.cat([query, key], dim=1)
+            normed = torch.cat([query, key], dim=1)
         if rotary:
             cos, sin = rotary
-            swapped = found.roll(shape.head_dim // 2, dims=-1)
-            torch.addcmul(found * cos, swapped, sin, out=queries_keys)
-        elif found is not queries_keys:
-            queries_keys.copy_(found)
+            swapped = normed.roll(shape.head_dim // 2, dims=-1)
+            torch.addcmul(normed * cos, swapped, sin, out=queries_keys)
+        elif normed is not queries_keys:
+            queries_keys.copy_(normed)
 
-    def _after(
+    def _finish_block(
         self, layer: Layer, follow: Norm, x: Tensor, context: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute the rest of a block after attention.
@@ -330,20 +332,20 @@ class DenseDecoder(Decoder):
         if len(x) > _INNER_ROWS and x.device.type == "cpu":
             x = x + delta
             for rows in x.split(_INNER_ROWS):
-                rows.add_(self._inside(layer, layer.mlp_norm(rows)))
+                rows.add_(self._mlp_output(layer, layer.mlp_norm(rows)))
             return x, follow(x)
         x, normed = self._add_norm(layer.mlp_norm, x, delta)
-        return self._add_norm(follow, x, self._inside(layer, normed))
+        return self._add_norm(follow, x, self._mlp_output(layer, normed))
 
-    def _inside(self, layer: Layer, normed: Tensor) -> Tensor:
+    def _mlp_output(self, layer: Layer, normed: Tensor) -> Tensor:
         """Compute the output of an MLP, which is to be added to the residual stream.
 
         It may be in parts [parts, rows, hidden], which the kernel of the next norm adds up.
         """
-        found = self._opened(layer, normed)
-        return found if layer.after_mlp is None else layer.after_mlp(found)
+        delta = self._run_mlp(layer, normed)
+        return delta if layer.after_mlp is None else layer.after_mlp(delta)
 
-    def _opened(self, layer: Layer, normed: Tensor) -> Tensor:
+    def _run_mlp(self, layer: Layer, normed: Tensor) -> Tensor:
         kind = self.shape.activation
         if self.shape.gated and self._fused is not None and kind in self._fused.GATED:
             opened = layer.gate_up.gated(normed, kind)

@@ -41,19 +41,19 @@ def digest_later(folder: Path) -> Future[Digest | None]:
 
     The result is None if a file cannot be read.
     """
-    found: Future[Digest | None] = Future()
+    pending: Future[Digest | None] = Future()
 
     def find() -> None:
         if sys.platform == "linux":  # only there does each thread have its own priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            found.set_result(digest_of(folder))
+            pending.set_result(digest_of(folder))
         except (OSError, InputError):
-            found.set_result(None)
+            pending.set_result(None)
 
     # A daemon thread, so that the program can exit before gigabytes are read.
     threading.Thread(target=find, name="digest", daemon=True).start()
-    return found
+    return pending
 
 
 def digest_of(folder: Path) -> Digest:

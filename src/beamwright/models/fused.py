@@ -65,10 +65,10 @@ def add_norm_rows(
     if CENTRED:
         shift = tl.load(bias + at, inside, other=0.0).to(tl.float32)
         whole = tl.where(inside, whole - tl.sum(whole, axis=0) / WIDTH, 0.0)
-    found = whole * tl.rsqrt(tl.sum(whole * whole, axis=0) / WIDTH + eps) * factor
+    scaled = whole * tl.rsqrt(tl.sum(whole * whole, axis=0) / WIDTH + eps) * factor
     if CENTRED:
-        found += shift
-    tl.store(normed + place, found.to(normed.dtype.element_ty), inside)
+        scaled += shift
+    tl.store(normed + place, scaled.to(normed.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
@@ -103,9 +103,9 @@ def rotate_rows(
         squares = tl.sum(low * low + high * high, axis=1)[:, None]
         scale = tl.rsqrt(squares / (2 * HALF) + eps)
         asks = head < QUERIES
-        low = low * scale * _either(asks, query_weight + dim, key_weight + dim, wide)
+        low = low * scale * _select_weight(asks, query_weight + dim, key_weight + dim, wide)
         dim += HALF
-        high = high * scale * _either(asks, query_weight + dim, key_weight + dim, wide)
+        high = high * scale * _select_weight(asks, query_weight + dim, key_weight + dim, wide)
         low = low.to(heads.dtype.element_ty).to(tl.float32)
         high = high.to(heads.dtype.element_ty).to(tl.float32)
     kept_low = (low * cosine).to(heads.dtype.element_ty).to(tl.float32)
@@ -115,7 +115,7 @@ def rotate_rows(
 
 
 @triton.jit
-def _either(first, one, other, inside):
+def _select_weight(first, one, other, inside):
     """Load from `one` where `first` is true, otherwise from `other`, in float32."""
     here = tl.load(one, inside, other=0.0).to(tl.float32)
     there = tl.load(other, inside, other=0.0).to(tl.float32)

@@ -55,10 +55,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _can_multiply() -> bool:
     x, weight = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     try:
-        found = multiply(x, weight, None)
+        product = multiply(x, weight, None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return close(found, F.linear(x, weight))
+    return close(product, F.linear(x, weight))
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
@@ -168,13 +168,13 @@ class GroupedLinear(Linear):
     def values(self, rows: slice) -> Tensor:
         """Return the dequantised weights of `rows`: float32 [rows, columns]."""
         table = self.weight[rows]
-        if table.device.type == "cpu" and turns_back(self.bits, table.shape[-1]):
+        if table.device.type == "cpu" and can_unpack(self.bits, table.shape[-1]):
             flat: Tensor = UNPACK[self.bits](table.flatten(0, 1))
             return flat.view(len(table), -1)[:, : self.columns]
-        return turned_back(table, self.bits)[:, : self.columns]
+        return dequantise_table(table, self.bits)[:, : self.columns]
 
 
-def turned_back(table: Tensor, bits: int) -> Tensor:
+def dequantise_table(table: Tensor, bits: int) -> Tensor:
     """Dequantise a table [rows, groups, bytes] to float32 [rows, groups * group] in plain torch."""
     codes, ends = _codes(table, bits)
     scale, low = ends.float().split(1, dim=-1)
@@ -195,7 +195,7 @@ def _split(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def turns_back(bits: int, width: int) -> bool:
+def can_unpack(bits: int, width: int) -> bool:
     """Whether torch has an operator that dequantises groups of `width` bytes correctly."""
     draws = torch.Generator().manual_seed(0)
     of_ends = 2 * _ENDS[bits].itemsize
@@ -203,7 +203,7 @@ def turns_back(bits: int, width: int) -> bool:
     ends = torch.rand(3, 1, 2, generator=draws).half().to(_ENDS[bits]).view(torch.uint8)
     table = torch.cat([codes, ends], dim=-1)
     try:
-        return torch.equal(UNPACK[bits](table.flatten(0, 1)), turned_back(table, bits))
+        return torch.equal(UNPACK[bits](table.flatten(0, 1)), dequantise_table(table, bits))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
 
