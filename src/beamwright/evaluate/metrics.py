@@ -25,7 +25,7 @@ from beamwright.search.choose import CHOICES
 _Value = TypeVar("_Value")
 _BOOTSTRAP_SEED = 0
 _MEAN_RESAMPLES = 2_000
-_CHUNK = 1_000_000  # drawn values held at once
+_CHUNK = 1_000_000  # resampled values in memory at once
 _INTERVAL = (2.5, 97.5)  # percent
 _NORMAL = NormalDist().inv_cdf(0.975)
 
@@ -37,25 +37,27 @@ _PER_PROBLEM = {
     "h2d_bytes": ("kv", "h2d_bytes"),
     "d2h_bytes": ("kv", "d2h_bytes"),
 }
-"""Figures of a problem by name: the part of its record that has it, and as what."""
+"""By the name of a per-problem figure: the record's part and key that hold it."""
 
 _Array = NDArray[np.float64]
-_BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
+_BOUNDS = Field(gt=-(2**63), lt=2**63)  # bounds of tokens, bytes and seconds
 _Count = Annotated[int, _BOUNDS]
 _Figure = Annotated[float, _BOUNDS]
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Record:
-    """What is kept of one problem; enough to compute every metric again.
+    """The record of one problem, from which every metric can be computed again.
 
-    correct: None when the file names no answer; a problem with an `error` is wrong.
-    choices: for best, majority and weighted what it would have answered, from these candidates.
-    num_correct: candidates that ended by themselves with the right answer; None when the file
-    names no answer. candidates: without their texts, which are many times the rest; with `--paths`
-    their `steps` in tokens, and whether they are `correct`. prompt_ids: that they follow, with
-    `--paths`. kv: the solution's KV figures, in bytes. mean_path_tokens: over the final candidates,
-    after the prompt.
+    correct: None if the file has no right answer; a problem with an `error` is wrong.
+    choices: the answers that best, majority and weighted choice would give.
+    num_correct: candidates that ended by themselves with the right answer; None if the file has no
+        right answer.
+    candidates: without their long texts. With `--paths`, each has its `steps` as token ids and
+        whether it is `correct`.
+    prompt_ids: the prompt's token ids, with `--paths`.
+    kv: the solution's KV figures in bytes.
+    mean_path_tokens: mean tokens of the final candidates after the prompt.
     """
 
     unique_id: str
@@ -86,7 +88,7 @@ class Record:
     receipt: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """What a file may say in the right types, and cannot be of a problem."""
+        """Refuse values of the right type that no problem can have."""
         if (self.num_correct or 0) > len(self.candidates):
             raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
         verdicts = [vote.get("correct", 0) for vote in self.choices.values()]
@@ -95,20 +97,20 @@ class Record:
 
 
 class Estimated(TypedDict):
-    """A number and its 95 % interval, [low, high]."""
+    """A value with its 95 % interval [low, high]."""
 
     value: float
     interval: list[float]
 
 
 def summarise(records: Sequence[Record], num_candidates: int | None = None) -> dict[str, Any]:
-    """Every metric over the records, in the vocabulary of `eval --json`.
+    """Compute all metrics of `eval --json` from the records.
 
-    Accuracies are over the problems whose right answer is known (`judged`), null if there are
-    none. `tokens` and `time` are sums over problems, null where no problem has the figure. An
-    estimate is an object of `value` and `interval`, the 95 % interval over problems: Wilson's for
-    a share, the bootstrap's for anything else.
-    `latency_s` is a problem's own time, its share of the batch where several were in flight;
+    Accuracies are over the problems with a known answer (`judged`), null if there are none.
+    `tokens` and `time` are sums over problems, null if no problem has the figure. An estimate is an
+    object with `value` and `interval`, the 95 % interval over problems: Wilson's for a share, a
+    bootstrap interval otherwise.
+    `latency_s` is a problem's own time, or its share of the batch if several were in flight.
     `completion_s` is from a problem's start to the end of a candidate, the mean of its candidates.
     `goodput_tok_s` is the mean tokens of all final candidates over their mean seconds, which is not
     the mean of the problems' goodputs. `per_problem`: means; a peak is the engine's while the
@@ -117,7 +119,7 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
     num_candidates: the n that was asked for; None takes the most that a problem has.
     """
     accuracy = estimate_share(verdicts := _known(record.correct for record in records))
-    # A problem with an error has no candidates: wrong, whoever chooses.
+    # A problem with an error has no candidates, so it is wrong under every choice.
     top1 = {
         how: estimate_share(
             _known(r.choices.get(how, {"correct": r.correct})["correct"] for r in records)
@@ -154,7 +156,7 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
 
 
 def _goodput(records: Sequence[Record]) -> dict[str, Any]:
-    paths = [  # tokens and seconds of a problem's mean candidate, and how many it has
+    paths = [  # mean tokens and seconds of a problem's candidates, and their number
         (record.mean_path_tokens, record.mean_path_tokens / record.goodput_tok_s, record.candidates)
         for record in records
         if record.goodput_tok_s and record.mean_path_tokens
@@ -185,8 +187,8 @@ def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str,
 
 
 def pass_at_k(num_candidates: int, num_correct: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of n candidates hold one of the c right ones."""
-    # Whole numbers until the last division: exact at any n.
+    """Return 1 - C(n - c, k) / C(n, k): the chance that k of n candidates include a right one."""
+    # Integers until the last division, so it is exact for any n.
     all_wrong = math.comb(num_candidates - num_correct, k)
     total = math.comb(num_candidates, k)
     return (total - all_wrong) / total
@@ -241,7 +243,7 @@ def wilson_interval(share: float, num_problems: int) -> list[float]:
 
 
 def estimate_share(values: Sequence[float]) -> Estimated | None:
-    """The mean of values between 0 and 1 over problems; None without any."""
+    """Return the mean of values in [0, 1] with its interval; None without values."""
     if not values:
         return None
     share = sum(values) / len(values)
@@ -249,7 +251,7 @@ def estimate_share(values: Sequence[float]) -> Estimated | None:
 
 
 def estimate_mean(values: Sequence[float]) -> Estimated | None:
-    """The mean over problems; None without any."""
+    """Return the mean over problems with its interval; None without values."""
     return _estimate(values, lambda drawn: drawn.mean(axis=1))
 
 
@@ -263,7 +265,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, Estimated | None]:
 def _estimate(
     rows: Sequence[float] | Sequence[tuple[float, ...]], statistic: Callable[[_Array], Any]
 ) -> Estimated | None:
-    """statistic: reduces problems, the second axis. None without any problem."""
+    """Bootstrap an interval; None without problems. statistic: reduces the second axis."""
     if not rows:
         return None
     values = np.asarray(rows, dtype=np.float64)

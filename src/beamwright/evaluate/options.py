@@ -1,8 +1,9 @@
-"""A row of a problem set, and multiple choice: its options, and which of them is right.
+"""Reads multiple-choice rows of problem sets: the options and the right letter.
 
-Knows GPQA (options under names of their own, the right one first), MMLU and MMLU-Pro (a list, and
-a letter or a number from 0), ARC (texts and labels), and options by letter, in columns or a
-dictionary. Letters follow the row's order; GPQA's is drawn, as its right option is always first.
+Supported formats: GPQA (one field per option, the right one first), MMLU and MMLU-Pro (a list, and
+a letter or a number from 0), ARC (texts and labels), and options by letter in columns or a
+dictionary. Letters follow the row's order. GPQA's options are shuffled by a hash, since the right
+one always comes first.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ _LOOKS_LIKE = re.compile(
 
 @dataclass(frozen=True)
 class ProblemRow:
-    """The named fields of one row. where: its file and line or row (from 1), for messages."""
+    """The fields of one row by name. where: its file and line or row number, for messages."""
 
     where: str
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """A text or number field as text, "" where there is none."""
+        """Return a text or number field as text; "" if it is missing or empty."""
         value = self.fields.get(name)
         if isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal | None):
             raise InputError(f"{self.where}: field {name!r} is neither text nor a number")
-        # A table's empty cell is no number.
+        # NaN is an empty cell of a table.
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
         return str(value).strip()
@@ -54,14 +55,14 @@ class ProblemRow:
 def with_options(
     row: ProblemRow, question: str, unique_id: str, answer_field: str | None, *, is_whole: bool
 ) -> tuple[str, str | None] | None:
-    """The problem with its options and the right letter; None if it has no options.
+    """Return the problem's text with its options, and the right letter; None without options.
 
-    answer_field: where the user says that the right one is. is_whole: the user says that the
-    question holds all that the model is to see.
+    answer_field: the field of the right option, if the user named one.
+    is_whole: True if the question text already contains the options.
 
     Raises:
-        InputError: for options that cannot be read, or under a name that nothing reads, and a right
-            one that is none of them.
+        InputError: for unreadable options, options in an unknown field, or a right answer that is
+            not one of the options.
     """
     if answer_field is None and row.text(_GPQA[0]):
         texts = [row.text(name) for name in _GPQA]
@@ -94,7 +95,7 @@ def with_options(
 
 
 def _options(row: ProblemRow) -> tuple[list[str], list[str]]:
-    """Labels and texts."""
+    """Return the labels and the texts of the options."""
     name = next((name for name in _LISTS if row.fields.get(name) not in _NOTHING), "")
     if not name and not (row.fields.get("A") and row.fields.get("B")):
         return [], []
@@ -112,7 +113,7 @@ def _options(row: ProblemRow) -> tuple[list[str], list[str]]:
 
 
 def _letter(row: ProblemRow, name: str, labels: Sequence[str], texts: Sequence[str]) -> str:
-    """The letter of the right option: by its label, its number from 0, or its text."""
+    """Return the right option's letter, given as its label, its number from 0, or its text."""
     said = row.text(name)
     ways = [labels, texts, [*map(str, range(len(texts)))], [*LETTERS[: len(texts)]]]
     if isinstance(row.fields[name], int):
@@ -124,7 +125,7 @@ def _letter(row: ProblemRow, name: str, labels: Sequence[str], texts: Sequence[s
 
 
 def _listed(question: str, options: Sequence[str]) -> str:
-    """What the model is asked; a problem that lists them itself is left as it is."""
+    """Append the options to the question, unless the question lists them already."""
     if len(options_of(question)) == len(options):
         return question
     lines = [f"{letter}) {option}" for letter, option in zip(LETTERS, options, strict=False)]

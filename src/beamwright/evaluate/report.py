@@ -30,9 +30,9 @@ from beamwright.units import GIB
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DASHES = ("-", "--", ":")  # a second and third turn through matplotlib's ten colours
-_SPREAD = 1.025  # factor between the intervals of neighbours at the same n
-_LABEL = 0.16  # inches of a line of the legend
+_DASHES = ("-", "--", ":")  # styles for the first, second and third ten lines
+_SPREAD = 1.025  # horizontal factor that separates intervals at the same n
+_LABEL = 0.16  # height of a legend line in inches
 
 # name, title, axis, figure per problem (None: n itself), its unit
 _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
@@ -50,7 +50,7 @@ Point = tuple[float, float, Sequence[float]]
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """One evaluated setting. settings: as JSON. summary: of `evaluate.summarise`."""
+    """One evaluated setting. settings: the JSON. summary: the result of `summarise`."""
 
     name: str
     folder: Path
@@ -61,7 +61,7 @@ class EvaluatedRun:
 
     @property
     def n(self) -> int:
-        """Candidates per round."""
+        """The number of candidates per round."""
         return int(self.settings["search"]["n"])
 
 
@@ -72,7 +72,7 @@ _Method = tuple[str, EvaluatedRun]
 
 
 def find_runs(folder: Path) -> list[EvaluatedRun]:
-    """The runs in a folder: its own, or those of its subfolders, by name. Changes nothing.
+    """Read the runs in a folder and its subfolders, by name. Writes nothing.
 
     Raises:
         InputError: if there is none with a finished problem, or a file is damaged.
@@ -106,10 +106,10 @@ def _read_run(above: Path, results: Path) -> EvaluatedRun:
 def write_report(
     runs: Sequence[EvaluatedRun], path: Path, title: str, *, png: bool = False
 ) -> tuple[list[Path], str | None]:
-    """Write the page, and say which PNG files there are, and why there are no charts if so.
+    """Write the page; return the PNG files written, and why there are no charts, if so.
 
-    png: a file per chart beside the page, too: `report-n.png` for `report.html`. Without matplotlib
-    the page is tables alone, and says what to install.
+    png: also write a file per chart next to the page, such as `report-n.png` for `report.html`.
+    Without matplotlib the page has only tables and says what to install.
 
     Raises:
         InputError: if a file cannot be written.
@@ -142,7 +142,7 @@ def write_report(
         trees=_trees([run for _, run in methods], path),
         marks={True: "\u2713 ", False: "\u2717 ", None: ""},
     )
-    # ASCII throughout: a model's text may hold what UTF-8 cannot.
+    # ASCII, because a model's text may hold lone surrogates, which UTF-8 cannot encode.
     write_whole(path, page.encode("ascii", "xmlcharrefreplace"))
     for file, image_bytes in pngs.items():
         write_whole(file, image_bytes)
@@ -150,7 +150,7 @@ def write_report(
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, with k and M."""
+    """Format a number with three significant digits, and k or M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if value >= 10 * size or (value >= size and unit == "M"):
             return f"{value / size:.3g}{unit}"
@@ -162,7 +162,7 @@ def _gib(size: float) -> str:
 
 
 def _trees(runs: Sequence[EvaluatedRun], page: Path) -> dict[tuple[int, str], dict[str, Any]]:
-    """Records with a page of their tree, and where that is, by problem and the run's name."""
+    """Return the records with tree pages, and the pages' paths, by problem and run name."""
     trees: dict[tuple[int, str], dict[str, Any]] = {}
     for run in runs:
         for record in run.records:
@@ -178,8 +178,11 @@ def _trees(runs: Sequence[EvaluatedRun], page: Path) -> dict[tuple[int, str], di
 
 
 def compared(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
-    """A name per run, its strategy and every setting but n in which the runs differ; and what all
-    of them have in common, by name. Settings that are not set are left out."""
+    """Return a name for each run, and the settings that all runs share.
+
+    A name holds the strategy and each setting except n in which the runs differ. Unset settings are
+    omitted.
+    """
     flat = [dict(_leaves({"dataset": run.dataset, **run.settings})) for run in runs]
     names, common = [str(settings.get("search.search")) for settings in flat], {}
     for key in dict.fromkeys(key for settings in flat for key in settings):
@@ -190,7 +193,7 @@ def compared(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
                 common[option] = repr(values[0]) if "\n" in str(values[0]) else str(values[0])
         elif key not in ("search.search", "search.n"):
             for number, value in enumerate(values):
-                if value is not None:  # a model's folder: its last part
+                if value is not None:  # of a model's path, show the last part
                     names[number] += f", {option} {str(value).rstrip('/').rpartition('/')[2]}"
     return names, common
 
@@ -204,10 +207,10 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def make_charts(methods: Sequence[_Method]) -> Iterator[tuple[str, str, Figure]]:
-    """Name, title and figure of every chart that has a point; methods: by name, then n.
+    """Return name, title and figure of each chart that has points.
 
-    A run without a judged problem has no point, and on a logarithmic axis a figure of nothing has
-    no place.
+    methods: the runs by method name, then by n. A run without judged problems has no point. A
+    figure of zero has no place on a logarithmic axis.
 
     Raises:
         UnavailableError: without matplotlib.
