@@ -41,13 +41,14 @@ _NAME_CHARACTERS = 100
 def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     """Return the content of a regular file, or of a pipe that the shell passed to this process.
 
-    Other pipes and devices are refused, because reading them might never end or never begin. At
-    most the file's stated size is read, since files such as `/proc/kmsg` never end either.
+    Other pipes and devices are refused, because reading them might never end or never begin. Of a
+    regular file, no more than its stated size is read: files such as `/proc/kmsg` have none and
+    never end.
 
     max_bytes: the limit in bytes; -1 for none.
 
     Raises:
-        OSError: if the file cannot be read, or is neither a regular file nor such a pipe.
+        OSError: if the file cannot be read, or is neither a regular file nor a pipe from the shell.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(handle)

@@ -78,7 +78,7 @@ def parse_split(text: str | float) -> str | float:
     """Return "auto", or a share between 0 and 1, both excluded.
 
     Raises:
-        InputError: if the text is neither.
+        InputError: if the text is not one of these.
     """
     # `roofline` and `offload` are FlashTTS's two ways to split, which `auto` replaced
     if text in ("auto", "roofline", "offload"):

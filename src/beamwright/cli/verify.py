@@ -192,9 +192,8 @@ def _claim(
     read = read_receipt(receipt, place)
     several = said.get("candidates")
     stated = {name: said[name] for name in _SAID if name in said}
-    if (
-        f"--choose {read.settings.get('choose')}" in removed_options()
-    ):  # its tree alone is grown again
+    # With a removed way to choose, only the tree is grown again.
+    if f"--choose {read.settings.get('choose')}" in removed_options():
         for name in ("choose", "compare_budget"):
             read.settings.pop(name, None)
         stated, several = {name: stated[name] for name in _OF_TREE if name in stated}, None

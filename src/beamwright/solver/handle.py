@@ -133,7 +133,7 @@ class OneAtATime:
     def stream(self, stream: Stream) -> Stream:
         """Remember a stream of outcomes that is read one by one, and return it.
 
-        The turn of such a call lasts until the last outcome has been read.
+        A call that returns a stream keeps its turn until the last outcome has been read.
         """
         self._stream = weakref.ref(stream)
         return stream

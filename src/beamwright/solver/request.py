@@ -99,7 +99,7 @@ class ProblemSettings:
     """Everything that one problem is solved with: settings, strategy, and the user's objects.
 
     given: the settings as the user wrote them.
-    settings: the same with defaults and `auto` replaced.
+    settings: the given settings with defaults and `auto` replaced.
     """
 
     given: Settings
@@ -139,12 +139,12 @@ class ProblemSettings:
         return cls.of(settings, parts)
 
     def settled(self, settings: Settings) -> ProblemSettings:
-        """Return the same with the settings of the loaded machinery, where `auto` is replaced."""
+        """Return the problem settings with the machinery's `settings`, where `auto` is replaced."""
         given = self.given.model_copy(update={"model": settings.model})
         return replace(self, given=given, settings=settings)
 
     def changed(self, options: Mapping[str, Any]) -> ProblemSettings:
-        """Return the same with a problem's own options in the place of these.
+        """Return the problem settings with a problem's own options in the place of these.
 
         Raises:
             InputError: for a bad option, or an option that all problems of a solver share.
@@ -191,7 +191,7 @@ class ProblemSettings:
     def with_time(
         self, models: Iterable[LoadedModel | RemoteGenerator | None], now: str | None = None
     ) -> ProblemSettings:
-        """Return the same with the time that chat templates see, if one of them reads it.
+        """Return the problem settings with the time that chat templates see, if they read it.
 
         The time is fixed here, so that later renderings give the same text: it is the setting, or
         `now`, or the current time.
@@ -375,12 +375,12 @@ def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str,
 
 
 def read_problems(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str, dict[str, Any]]]:
-    """Return the id, the text and the own options of each problem.
+    """Return the id, the text and the own options of each problem (`GivenProblem`).
 
     A plain text's id is its index, from 0.
 
     Raises:
-        InputError: if `problems` is one text, or contains anything but texts and such tuples.
+        InputError: if `problems` is one text, or an entry has another form.
     """
     if isinstance(problems, str) or not isinstance(problems, Iterable):
         raise InputError(f"solve_many takes a list of problems, not {type(problems).__name__}")

@@ -163,7 +163,7 @@ class BatchStats(CounterView):
     passes: int = figure("steps")  # forward passes
     # Rows that sampled a token, per forward pass.
     rows_mean: float | None = figure("row_tokens", per="steps")
-    # The same per computed row; padding and ended rows count as computed.
+    # Rows that sampled a token, per computed row; padding and ended rows count as computed.
     occupancy: float | None = figure("row_tokens", per="slot_tokens")
     admitted: int  # rows that joined the batch
     preempted: int  # rows that left it in the middle of their step

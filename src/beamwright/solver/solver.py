@@ -52,7 +52,7 @@ class Solver:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
 
     strategy, verifier, stop: may be the user's own objects (docs/guides/extend.md).
-    plugins: files that declare such parts by name.
+    plugins: files that declare strategies, verifiers and other parts by name.
     timeline: records what ran when, and where each segment's KV was.
     progress: gets phases and token counts; by default a line in a notebook's cell.
     codec: the generator's tokenizer; None without one. context: limit on a path's tokens.
@@ -60,9 +60,9 @@ class Solver:
         device busy.
 
     Paths are `str` or `Path` everywhere. Calls from several threads run one after another. A call
-    from a callback or a verifier of the same solver is an error. While it computes, torch uses one
-    thread for small models, else no more than CPU affinity and quota allow (`threads`). The old
-    number is restored afterwards. OMP_NUM_THREADS overrides both.
+    from a callback or a verifier of the same solver is an error. During a call, torch uses one
+    thread for small models, and for others no more than CPU affinity and quota allow (`threads`).
+    torch's own number is restored after the call. OMP_NUM_THREADS overrides the limit.
 
     Raises:
         InputError: for a bad option, model or verifier.
