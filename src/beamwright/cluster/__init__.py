@@ -1,4 +1,5 @@
-"""More than one device: an engine on each, searches spread over them by Ray (extra `ray`).
+"""Searches on several devices: one engine per device, placed by Ray (extra `ray`).
 
-Ray does placement and failures; here is who takes which search. Trees are those of one process.
+Ray places the engines and handles their failures. This package decides which engine runs which
+search. The trees are equal to the trees of a single process.
 """

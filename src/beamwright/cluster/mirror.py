@@ -1,6 +1,7 @@
-"""Mirror a tree that grows in another process: what has changed of it, and the copy.
+"""Copy of a search tree that grows in another process, and the changes that keep it up to date.
 
-Steps cross by what they are: no KV, and no links, whose pickle would be as deep as the tree.
+The changes contain plain values: no KV handles, and no links to parents and children, because
+pickling would follow the links and recurse as deep as the tree.
 """
 
 from __future__ import annotations
@@ -16,43 +17,42 @@ from beamwright.tree import Node, SearchTree
 Ordinals = tuple[str | int, ...]
 """A lineage without the problem's id."""
 
+# Attributes of `Node` that are not sent, because the copy builds its own or needs none.
 _LINKS = ("lineage", "parent", "root", "_follows", "children", "handles", "speculative")
 _FACTS = tuple(each.name for each in fields(Node) if each.name not in _LINKS)
 _OF_TREE = ("rounds", "done", "reason_fewer")
+# Fields of `RoundReport` that contain nodes.
 _REPORTED = ("candidates", "survivors", "pruned", "finished")
 
 
 @dataclass(frozen=True)
 class StepDelta:
-    """The change of one step.
-
-    attributes: of its `Node`, those that are others now, but for its text: so many characters of
-    its parent's, and what follows.
-    """
+    """The changed attributes of one node."""
 
     ordinals: Ordinals
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, Any]  # changed attributes of `Node` with their new values, except text
+    # The new text: a number of leading characters of the parent's text, and the text after them.
+    # None: the text has not changed.
     text: tuple[int, str] | None
 
 
 @dataclass(frozen=True)
 class TreeNews:
-    """Steps of a tree that have changed, parents first. fresh: nothing of it was told before.
+    """The changes of a tree since the last message."""
 
-    report: facts of its `RoundReport`, with ordinals in the place of nodes; none at its end.
-    """
-
-    fresh: bool
+    fresh: bool  # True for the first message about a tree
     problem_id: str | int
-    attributes: Mapping[str, Any]
-    steps: tuple[StepDelta, ...]
+    attributes: Mapping[str, Any]  # attributes of the `SearchTree`
+    steps: tuple[StepDelta, ...]  # the changed nodes, parents first
+    # Fields of the round's `RoundReport`, with ordinals in place of nodes; empty at the end of the
+    # search.
     report: Mapping[str, Any]
 
 
 class Changes:
-    """Collects what a search's tree has changed since the last call, in the thread that grows it.
+    """Collector of the changes of a search's tree, used in the thread that grows the tree.
 
-    A search that did not fit beside others has another tree when it begins again.
+    A search that did not fit in memory together with other searches is restarted with a new tree.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,11 @@ class Changes:
         self._known: dict[Node, dict[str, Any]] = {}
 
     def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
-        """Return all changes; in a round, known pruned branches are skipped."""
+        """Return the changes since the last call.
+
+        report: the report of a round; None at the end of the search. In a round, branches that are
+            already known as pruned are skipped.
+        """
         fresh, self._tree = tree is not self._tree, tree
         steps = tree.collect_changes(self._change, whole=report is None)
         told: dict[str, Any] = {}
@@ -72,9 +76,10 @@ class Changes:
         return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps), told)
 
     def _change(self, node: Node) -> StepDelta | None:
+        """Return the changes of one node since the last call; None if it has not changed."""
         before, text = self._known.setdefault(node, {}), None
         now = {name: getattr(node, name) for name in _FACTS}
-        now["usage"] = node.usage.copy()  # a worker may be writing to it still
+        now["usage"] = node.usage.copy()  # a worker thread may still change the original
         changed = {n: copy(value) for n, value in now.items() if before.get(n, self) != value}
         before |= changed
         if (whole := changed.pop("text", None)) is not None:
@@ -85,10 +90,10 @@ class Changes:
 
 
 class Mirror:
-    """A copy of the tree in another process.
+    """The copy of a tree that grows in another process.
 
-    A search that begins again, elsewhere, has the same nodes again: whoever knows them by what they
-    are hears nothing twice.
+    If a search restarts on another replica, the copy uses the same node objects again. A listener
+    that keeps track of nodes by identity therefore sees no node twice.
     """
 
     def __init__(self) -> None:
@@ -98,7 +103,7 @@ class Mirror:
 
     @property
     def tree(self) -> SearchTree:
-        """The copy as of the last news."""
+        """The copy, after the last applied changes."""
         assert self._tree is not None
         return self._tree
 
@@ -119,13 +124,17 @@ class Mirror:
             setattr(self.tree, name, value)
 
     def report(self, news: TreeNews) -> RoundReport:
-        """Return the round as a report of the copy, after its changes were applied."""
+        """Return the round's report with nodes of the copy. Call `hear` with `news` before."""
         told = dict(news.report)
         for name in _REPORTED:
             told[name] = tuple(self._nodes[ordinals] for ordinals in told[name])
         return RoundReport(tree=self.tree, **told)
 
     def _born(self, problem_id: str | int, step: StepDelta) -> Node:
+        """Add the node of `step` to the copy, and return it.
+
+        A node object from before a restart is used again.
+        """
         ordinals, written = step.ordinals, step.attributes
         if not ordinals:
             if self._tree is None:

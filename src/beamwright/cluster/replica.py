@@ -1,6 +1,6 @@
-"""Replica: one engine in a process of its own, which streams rounds and outcomes.
+"""Replica: one engine in a separate process, which streams the rounds and outcomes of searches.
 
-Knows nothing of Ray: a deployment is made of it.
+This module does not use Ray; `serving` deploys the class with Ray Serve.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ from beamwright.solver.solver import Solver
 from beamwright.tree import SearchTree
 
 MOST_BUGS = 3
-"""Searches in a row that may end by a bug before the engine counts as broken."""
+"""Number of consecutive searches with a bug after which the replica counts as broken."""
 
 ABANDONED_S = 120.0
-"""Timeout without a question for its pulse: a server that was killed cannot end its replicas."""
+"""Seconds without a call of `pulse` after which a replica ends its application.
+
+A server that was killed cannot end its replicas itself.
+"""
 
 
 @dataclass(frozen=True)
 class News:
-    """A round is decided, or the search has ended.
+    """A message about a search: a round is over, or the search has ended."""
 
-    tree: what of it was not told; None where it is not to be told. solution: without its tree;
-    beside an error, the best so far. error: see `sent`. bug: an error that nobody raised on
-    purpose; its class and words.
-    """
-
-    usage: Usage
-    tree: TreeNews | None = None
+    usage: Usage  # usage of the replica
+    tree: TreeNews | None = None  # changes of the tree since the last message, if requested
     ended: bool = False
+    # The solution without its tree. Together with an error: the best solution until then.
     solution: Solution | None = None
-    error: BeamwrightError | None = None
-    bug: str | None = None
+    error: BeamwrightError | None = None  # see `sent`
+    bug: str | None = None  # class and message of an error that is not a `BeamwrightError`
 
 
 class Replica:
-    """Loads its models at once. plugins: files whose declarations the settings may name.
+    """One engine that solves the searches of a cluster. The constructor loads the models.
 
-    name: of this replica, by whoever placed it. abandoned: called once nobody has asked for its
-    pulse for two minutes, after the first time. in_flight: problems at a time, None for as many as
-    keep it busy.
+    plugins: files with declarations that the settings may name.
+    name: returns the name of this replica in Ray.
+    abandoned: called after `ABANDONED_S` without a call of `pulse`; the time starts with the first
+        call.
+    in_flight: limit on the problems in flight; None: as many as keep the engine busy.
     """
 
     def __init__(
@@ -74,20 +75,27 @@ class Replica:
         self._bugs = 0
 
     async def pulse(self) -> Pulse:
-        """Say that it is alive, and what it uses."""
+        """Return a pulse, the report that this replica is alive, and restart the timeout."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = asyncio.get_running_loop().call_later(ABANDONED_S, self._abandoned)
         return Pulse(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
 
     async def check_health(self) -> None:
-        """Raises RuntimeError after several bugs in a row: the device may be lost."""
+        """Check that searches do not fail one after the other, as with a lost device.
+
+        Raises:
+            RuntimeError: after `MOST_BUGS` consecutive searches with a bug.
+        """
         if self._bugs >= MOST_BUGS:
             raise RuntimeError(f"{self._bugs} searches in a row have failed")
 
     async def search(self, given: Given) -> AsyncIterator[str | News]:
-        """Search beside the others. Stream the name of this replica, which has taken it, and then
-        the news; closing the stream cancels the search."""
+        """Run a search concurrently with others.
+
+        Yield the name of this replica first, and then messages, the last one with the outcome.
+        Closing the stream cancels the search.
+        """
         yield self._name()
         loop, heard = asyncio.get_running_loop(), asyncio.Queue[News]()
         changes = Changes()
@@ -127,12 +135,13 @@ class Replica:
             handle.cancel()
 
     async def cancel(self, search: str) -> None:
-        """Cancel a search of this replica, which then ends with the best so far."""
+        """Cancel the search with this id, which then ends with its best solution so far."""
         handle = self._handles.get(search)
         if handle is not None:
             handle.cancel()
 
     def _ended(self, outcome: Solution | BaseException, given: Given, changes: Changes) -> News:
+        """Return the last message of a search, and count consecutive bugs."""
         best = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
         tree = error = bug = None
         if isinstance(best, Solution):
@@ -150,8 +159,10 @@ class Replica:
 
 
 def sent(error: BeamwrightError) -> BeamwrightError:
-    """Make an error fit to cross processes: a user's own class becomes the nearest of ours, which
-    every process has."""
+    """Return `error` in a form that every process can unpickle.
+
+    An error class that a user defined is replaced by the nearest class of `beamwright.errors`.
+    """
     if type(error).__module__ == errors.__name__:
         return error
     kinds = (kind for kind in (InputError, NotFiniteError) if isinstance(error, kind))

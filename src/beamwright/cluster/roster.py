@@ -1,6 +1,7 @@
-"""Roster: which replicas are alive, what they use, and how many candidates each has to write.
+"""Roster: the live replicas, their usage, and their loads.
 
-Searches are given by these loads. No Ray, no torch.
+The load of a replica is the number of candidates of its searches. A new search goes to the replica
+with the smallest load. This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -17,46 +18,52 @@ from typing import Any, Literal
 from beamwright.counters import Usage
 
 Tells = Literal["rounds", "tree", "nothing"]
-"""rounds: each as it is decided, and so the tree; tree: with the end; nothing: no tree."""
+"""What a replica sends in addition to a search's solution.
+
+"rounds": the changes of the tree after each round. "tree": the whole tree at the end. "nothing": no
+tree.
+"""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """A replica is alive, and uses this much. process: its id, where it runs. exact: as of its
-    solver. candidates: of the searches that it has, by the roster."""
+    """A replica's report that it is alive, with its usage."""
 
     name: str
-    process: int
-    exact: bool
+    process: int  # process id on the replica's machine
+    exact: bool  # `Solver.exact` of the replica
     usage: Usage
-    candidates: int = 0
+    candidates: int = 0  # candidates of the replica's searches; filled in by the roster
 
 
 @dataclass(eq=False)
 class Given:
-    """A search of n candidates as it goes to a replica.
-
-    tells: what comes back beside its solution. roster: of whoever gives it; stays there. replica:
-    who has it, None while it waits for one. paths: that are to be scored; None for a search.
-    """
+    """A search of n candidates that is sent to a replica."""
 
     id: str
     problem: Any
     problem_id: str | int
     options: dict[str, Any]
     n: int
+    # The sender's roster, for the router in the sender's process. It is not sent to the replica.
     roster: Roster | None = field(default=None, repr=False)
     tells: Tells = "rounds"
-    replica: str | None = None
-    paths: Any = None
+    replica: str | None = None  # name of the replica that runs it; None while it waits for one
+    paths: Any = None  # paths to score; None for a search
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the fields to pickle, without the roster."""
         return {**vars(self), "roster": None}
 
 
 class Roster:
-    """From any thread. wanted: replicas that there should be; deaths: of replicas. Counts of those
-    that are gone stay."""
+    """The live replicas and the searches in flight. Any thread may call it.
+
+    The usage of dead replicas is kept and counts in the total.
+
+    wanted: the number of replicas that should run.
+    deaths: the number of replicas that have died.
+    """
 
     def __init__(self) -> None:
         self.wanted = self.deaths = 0
@@ -66,15 +73,15 @@ class Roster:
         self._heard_s = time.monotonic()
         self._given: dict[str, Given] = {}
 
-    # --- who is there ------------------------------------------------------------------------
+    # --- live replicas -----------------------------------------------------------------------
 
     @property
     def absent_s(self) -> float:
-        """Seconds since any replica was heard of."""
+        """Seconds since the last sign of life from any replica."""
         return time.monotonic() - self._heard_s
 
     def update(self, pulses: Iterable[Pulse]) -> None:
-        """Replace the replicas that are alive."""
+        """Replace the live replicas by the senders of `pulses`."""
         there = {pulse.name: pulse for pulse in pulses}
         for name in self._alive.keys() - there.keys():
             self.forget(name)
@@ -84,14 +91,14 @@ class Roster:
                 self._heard_s = time.monotonic()
 
     def note(self, name: str | None, usage: Usage) -> None:
-        """Note what a replica uses now."""
+        """Store the current usage of a live replica."""
         with self._lock:
             self._heard_s = time.monotonic()
             if name in self._alive:
                 self._alive[name] = replace(self._alive[name], usage=usage)
 
     def forget(self, name: str) -> None:
-        """Count a replica as dead."""
+        """Remove a replica, count it as dead, and keep its usage."""
         with self._lock:
             pulse = self._alive.pop(name, None)
             if pulse is not None:
@@ -99,20 +106,20 @@ class Roster:
                 self._gone = [reduce(add, [*self._gone, pulse.usage.over()])]
 
     def usage(self) -> Usage:
-        """Sum over all replicas, with the counts of dead ones."""
+        """Return the sum of the usage of all replicas, including the counts of dead ones."""
         with self._lock:
             return reduce(add, [*(pulse.usage for pulse in self._alive.values()), *self._gone])
 
     def replicas(self) -> list[Pulse]:
-        """List the live replicas by name, with their loads."""
+        """Return the live replicas in the order of their names, with their loads."""
         with self._lock:
             alive, loads = sorted(self._alive.items()), self._loads()
         return [replace(pulse, candidates=loads[name]) for name, pulse in alive]
 
-    # --- what they have to do ----------------------------------------------------------------
+    # --- searches ----------------------------------------------------------------------------
 
     def ranked(self, names: Iterable[str]) -> list[str]:
-        """Sort replicas by load, the fewest candidates first."""
+        """Return the names of replicas sorted by load, the smallest first."""
         with self._lock:
             loads = self._loads()
         return sorted(names, key=lambda name: (loads[name], name))
@@ -124,17 +131,18 @@ class Roster:
             given.replica = None
 
     def give(self, given: Given, name: str) -> None:
-        """Assign a search to a replica, unless it is over by now."""
+        """Assign a search to a replica, unless the search has ended."""
         with self._lock:
             if given.id in self._given:
                 given.replica = name
 
     def take_back(self, given: Given) -> None:
-        """Remove a search that is over."""
+        """Remove a search that has ended."""
         with self._lock:
             self._given.pop(given.id, None)
 
     def _loads(self) -> Counter[str | None]:
+        """Return the number of candidates per replica; waiting searches count under None."""
         loads: Counter[str | None] = Counter()
         for given in self._given.values():
             loads[given.replica] += given.n

@@ -1,7 +1,7 @@
-"""Ray Serve's router of searches: to the replica with the fewest candidates.
+"""Router for Ray Serve: it sends each search to the replica with the fewest candidates.
 
-Ray makes one in the process of whoever has the handle, and gives it the very arguments of a call,
-before they are pickled: with a search comes the roster of all that were given.
+Ray creates the router in the calling process, and passes it the arguments of a call before they are
+pickled. The router can therefore read the caller's roster, which is a field of the search.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from beamwright.cluster.roster import Given
 
 
 class ByLoad(RequestRouter):  # type: ignore[misc]
-    """Ranks replicas by load; Ray skips those that are full or gone."""
+    """Request router that ranks replicas by load. Ray skips replicas that are full or dead."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Rank each replica alone. A search counts at once: others are routed before it arrives."""
+        """Return one group per replica, the smallest load first.
+
+        The search is assigned to the first replica at once, because further searches may be routed
+        before it arrives there.
+        """
         match None if pending_request is None else pending_request.args:
             case [Given(roster=roster) as given] if roster is not None:
                 by_name: dict[str, Any] = {

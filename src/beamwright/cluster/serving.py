@@ -1,7 +1,7 @@
-"""Cluster: where engines run; RayServing: a Ray Serve deployment of `Replica`s, and calls to them.
+"""Deployment of replicas with Ray Serve, and the calls to them.
 
-Ray places replicas, looks after their health and starts others in their places. Serve's HTTP stays
-off. No torch here until replicas are started.
+Ray places the replicas, checks their health and replaces dead ones. The HTTP proxy of Ray Serve
+stays off. This module imports no torch until it starts the replicas.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from beamwright.cluster.roster import Given
     from beamwright.config import Settings
 
-_MOST_SEARCHES = 100_000  # at a time in a replica: its engine has the queue
-_HEALTH_S = 2.0
-_STARTS = 2
-_ANSWER_S = 5.0
-_END_S = 10.0
+# Ray's limit on the concurrent searches of a replica. It is never reached, because the queue is in
+# the engine.
+_MOST_SEARCHES = 100_000
+_HEALTH_S = 2.0  # seconds between two health checks of a replica
+_STARTS = 2  # attempts to start each replica
+_ANSWER_S = 5.0  # timeout in seconds of a call, and of a connection to the cluster
+_END_S = 10.0  # timeout in seconds for the deletion of the application
 _ROUTER = "beamwright.cluster.router:ByLoad"
+# Names of Ray's exceptions that mean that a replica has died.
 _DEATHS = (
     "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError", "NodeDiedError"
 )  # fmt: skip
@@ -36,29 +39,30 @@ _LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where replicas run. address: of a Ray cluster; None for processes of this machine.
+    """The place and number of replicas."""
 
-    replicas: None for one per GPU, or one per `cores` where there is none.
-    """
-
-    address: str | None = None
+    address: str | None = None  # address of a Ray cluster; None: processes on this machine
+    # Number of replicas. None: one per GPU, or one per `cores` CPU cores for a model on CPUs.
     replicas: int | None = None
-    cores: int = 1
-    plugins: tuple[str, ...] = ()
+    cores: int = 1  # CPU cores per replica without a GPU
+    plugins: tuple[str, ...] = ()  # plugin files that each replica loads
 
 
 class RayServing:
-    """One application with one deployment, where `wanted` says.
+    """The replicas of one solver: a Ray Serve application with one deployment.
 
-    in_flight: problems at a time in each replica, None for what keeps it busy. died: errors of a
-    call whose replica is gone, none of which its own code raises.
+    wanted: the place and number of replicas.
+    in_flight: limit on the problems in flight of each replica; None: as many as keep it busy.
+    died: exception classes of a call whose replica has died. The replica's own code raises none of
+        them.
     """
 
     def __init__(self, wanted: Cluster, settings: Settings, in_flight: int | None = None) -> None:
         self._ray, self._serve = _import_ray()
         self.died = tuple(getattr(self._ray.exceptions, name) for name in _DEATHS)
         self._wanted, self._settings, self._in_flight = wanted, settings, in_flight
-        self._gpus = int(settings.model.device.startswith("cuda"))  # Ray shows it no others
+        # GPUs per replica. Ray makes only this GPU visible to the replica's process.
+        self._gpus = int(settings.model.device.startswith("cuda"))
         self._name = f"beamwright-{uuid.uuid4().hex[:8]}"
         self._engines: Any = None
         self._begun = False
@@ -67,10 +71,11 @@ class RayServing:
         """Start all replicas, wait until they are loaded, and return their number.
 
         Raises:
-            InputError: if there is no cluster at the address, or they do not fit;
-            BeamwrightError: what is wrong with the settings, of the first replica that says so.
+            InputError: if no cluster answers at the address, if the replicas do not fit it, or if
+                the settings are not valid.
+            BeamwrightError: if the replicas cannot be started for another reason.
         """
-        from beamwright.cluster.replica import Replica  # noqa: PLC0415 - waits for torch
+        from beamwright.cluster.replica import Replica  # noqa: PLC0415 - imports torch, slowly
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._join()
@@ -93,37 +98,40 @@ class RayServing:
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             self._engines = serve.run(app, name=self._name, route_prefix=None)
-        except self._ray.exceptions.RayError as error:  # of Serve itself: a node without it
+        except self._ray.exceptions.RayError as error:  # such as a node without Ray Serve
             raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
         except RuntimeError as error:
             raise self._why(error) from error
         return number
 
     def stop(self) -> None:
-        """End the replicas, and Ray where it was started here."""
+        """End the replicas. Disconnect from Ray, or shut it down, if `start` connected to it."""
         if self._ray.is_initialized():
 
             def delete() -> None:
-                with suppress(Exception):  # the cluster is gone, and they with it
+                with suppress(Exception):  # the cluster, and the replicas with it, may have ended
                     self._serve.delete(self._name)
 
             deleting = threading.Thread(target=delete, daemon=True)
             deleting.start()
-            deleting.join(_END_S)  # of a cluster that is gone there is no answer
+            deleting.join(_END_S)  # with a timeout, because a dead cluster never answers
         if self._begun:
             self._ray.shutdown()
 
     # --- calls -------------------------------------------------------------------------------
 
     def search(self, given: Given) -> Any:
-        """Start a search; returns an asynchronous iterator of its news, with `cancel`."""
+        """Start a search on a replica, and return the stream of `Replica.search`.
+
+        The stream is an asynchronous iterator with a method `cancel`.
+        """
         return self._engines.options(stream=True).search.remote(given)
 
     async def broadcast(self, method: Literal["cancel", "pulse"], *arguments: str) -> list[Any]:
-        """Call a method of all replicas, and return what the live ones answer.
+        """Call a method of all replicas, and return the results of the live replicas.
 
         Raises:
-            TimeoutError: where one does not answer.
+            TimeoutError: if a replica does not answer in `_ANSWER_S` seconds.
         """
         calls = self._engines.broadcast(method, *arguments)
         answers = await calls.results_async(timeout_s=_ANSWER_S, return_exceptions=True)
@@ -132,7 +140,7 @@ class RayServing:
     # --- inside ------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Connect to the cluster, or start Ray in processes of this machine."""
+        """Connect to the cluster, or start Ray on this machine if no address is given."""
         if self._ray.is_initialized():
             return
         self._begun = True
@@ -140,17 +148,22 @@ class RayServing:
         _check_answers(address)
         try:
             self._ray.init(
-                address=address or "local",  # None would be any that this machine has begun
+                address=address or "local",  # None would use any Ray that runs on this machine
                 include_dashboard=False if address is None else None,
                 configure_logging=False,
                 log_to_driver=False,
             )
-        except Exception as error:  # Ray's own: a machine too busy to start it in time, say
+        except Exception as error:  # Ray raises its own classes, such as after a slow start
             wrong = isinstance(error, ConnectionError | ValueError)
             kind = InputError if wrong else UnavailableError
             raise kind(f"--ray {address or 'local'}: {last_line(error)}") from error
 
     def _num_replicas(self) -> int:
+        """Return the number of replicas to start.
+
+        Raises:
+            InputError: if the cluster has too few GPUs or CPU cores.
+        """
         kind, size = ("GPU", self._gpus) if self._gpus else ("CPU", self._wanted.cores)
         units = int(self._ray.cluster_resources().get(kind, 0) // size)
         number = self._wanted.replicas or units
@@ -160,7 +173,7 @@ class RayServing:
         return number
 
     def _why(self, error: RuntimeError) -> BeamwrightError:
-        """Find the error that a replica's constructor raised."""
+        """Return the error that a replica's constructor raised, read from Ray's status."""
         app = self._serve.status().applications.get(self._name)
         told = [state.message for state in app.deployments.values()] if app else []
         line = last_line("\n".join(told) or error)
@@ -172,7 +185,7 @@ class RayServing:
 
 
 def replica_name() -> str:
-    """Return the name of the calling replica, as Ray's routers know it."""
+    """Return the name of the calling replica, the same as in Ray's routers."""
     name: str = _import_ray()[1].get_replica_context().replica_id.unique_id
     return name
 
@@ -184,13 +197,20 @@ def abandon() -> None:
 
 
 def last_line(error: object) -> str:
-    """Return the last line of Ray's message: a remote traceback ends with its error."""
+    """Return the last line of an error's message.
+
+    Ray's messages contain remote tracebacks, whose last line states the error.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 def _check_answers(address: str | None) -> None:
-    """Raises InputError at once where nothing answers; Ray itself would retry for minutes."""
+    """Check that something answers at a cluster's address, because Ray would retry for minutes.
+
+    Raises:
+        InputError: if nothing answers.
+    """
     host, _, port = (address or "").rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return
@@ -202,5 +222,6 @@ def _check_answers(address: str | None) -> None:
 
 
 def _import_ray() -> tuple[Any, Any]:
+    """Return the modules `ray` and `ray.serve`."""
     needs = "--ray and --replicas need ray[serve]: pip install 'beamwright[ray]'"
     return import_optional("ray", needs), import_optional("ray.serve", needs)

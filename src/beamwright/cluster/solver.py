@@ -1,8 +1,9 @@
-"""ClusterSolver: a Solver for servers and evaluations, over engines that Ray keeps.
+"""ClusterSolver: a Solver for servers and evaluations that runs searches on several engines.
 
-A search goes to the replica with the fewest candidates, and whoever listens hears what one
-process would say. Of many problems a replica is given as many as it has in flight, and one more:
-work is taken, not dealt.
+Ray runs the engines as replicas. A search goes to the replica with the fewest candidates. Callbacks
+get the same reports as in a single process. `solve_many` does not distribute its problems in
+advance: per replica it sends only the problems in flight and one more, so that a fast replica takes
+more of them.
 """
 
 from __future__ import annotations
@@ -48,33 +49,38 @@ from beamwright.solver.solution import Solution
 from beamwright.tree import Problem
 
 MOST_DEATHS = 3
-"""Replicas that may die under one search before it fails: presumably it kills them."""
+"""Number of replicas that may die during one search; then it fails, as it probably kills them."""
 
 CANCEL_S = 20.0
-"""Timeout of a cancelled search whose replica does not answer."""
+"""Timeout in seconds of a cancelled search if its replica does not answer."""
 
 _PLACE_S = 30.0
-"""Grace period beyond its deadline for a replica to take a search."""
+"""Grace period in seconds, after a search's deadline, for a replica to start the search."""
 
 Outcome = Solution | BaseException
 
 PULSE_S = 2.0
+"""Seconds between two checks of the replicas."""
+
 _ABSENT_S = 60.0
-"""Timeout of `solve_many` without a live replica; at least twice the time of their loading."""
+"""Timeout of `solve_many` in seconds without a live replica; at least twice their loading time."""
 
 _DECOUPLED_ROWS = 1024
-"""Candidates that a replica is given where its passes take as many as they have room for."""
+"""Candidates per replica with decoupled exploration, whose passes have no usual number of rows."""
 
 _WAIT_S = 1.0
+"""Seconds between two checks of `solve_many` for live replicas."""
 
 
 class RemoteSearch:
-    """One search on its way at a replica, until its outcome, whoever dies; as its `Handle` sees it,
-    `begun` once a replica has it.
+    """A search on a replica, from its submission to its outcome.
 
-    Its rounds come back as what has changed, and grow a mirror of its tree. One whose replica dies
-    begins again in another one: seed and problem make the tree, and rounds that were heard before
-    are not told twice. All of it happens in its owner's loop, but for what listens to rounds.
+    The replica sends the changes of each round, and they are applied to a mirror of the tree. If
+    the replica dies, the search restarts on another one. The seed and the problem determine the
+    tree, so it is the same tree, and rounds that were reported before are not reported again.
+    All code except the callback runs in the event loop of the owner.
+
+    begun: True while a replica runs the search.
     """
 
     def __init__(
@@ -88,17 +94,20 @@ class RemoteSearch:
         self.begun = self.cancelled = False
         self._ends_s = None if deadline_s is None else time.monotonic() + deadline_s
         self._mirror = Mirror()
-        self._deaths = self._told = 0  # of its replicas; the last round
+        self._deaths = self._told = 0  # deaths of its replicas, and the last reported round
         self._task: asyncio.Task[Outcome] | None = None
         self._cancelling: asyncio.Task[list[Any]] | None = None
 
     def start(self) -> asyncio.Task[Outcome]:
-        """Start the search; in the loop."""
+        """Start the search, and return its task. Call it in the owner's event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self._task
 
     def give_up(self) -> None:
-        """Have its replica cancel it and return the best so far; where none has it, end it here."""
+        """Cancel the search on its replica, which returns the best solution so far.
+
+        If no replica runs the search yet, its task is cancelled at once.
+        """
         if self._task is None or self._task.done():
             return
         if not self.begun:
@@ -110,6 +119,7 @@ class RemoteSearch:
         loop.call_later(CANCEL_S, self._task.cancel)
 
     async def _run(self) -> Outcome:
+        """Run the search, again on another replica if one dies, and return its outcome."""
         while True:
             self._owner.roster.enter(self.given)
             try:
@@ -131,8 +141,12 @@ class RemoteSearch:
                 self.given.options["deadline"] = left_s
 
     async def _search(self) -> Outcome:
+        """Run the search on one replica, and return its outcome.
+
+        It raises one of `serving.died` if the replica dies.
+        """
         stream, ends_s = self._owner.serving.search(self.given), self._ends_s
-        try:  # the loop's time is that of `monotonic`
+        try:  # `ends_s` can be used here, because the event loop's clock is `time.monotonic`
             async with asyncio.timeout_at(None if ends_s is None else ends_s + _PLACE_S):
                 replica: str = await anext(stream)
             self.begun = True
@@ -150,7 +164,11 @@ class RemoteSearch:
         return self._outcome(news)
 
     async def _hear(self, news: News) -> None:
-        """Apply news to the mirror, which does not change until the listener has returned."""
+        """Apply a message to the mirror, and report a new round to the callback.
+
+        The next message waits until the callback has returned, so that the mirror does not change
+        while the callback reads it.
+        """
         self._owner.roster.note(self.given.replica, news.usage)
         if news.tree is None:
             return
@@ -163,13 +181,14 @@ class RemoteSearch:
                 await asyncio.wrap_future(self._owner.teller.submit(self.on_round, report))
 
     def _outcome(self, ended: News) -> Outcome:
+        """Return the outcome in the last message, with the mirror as the solution's tree."""
         if ended.bug is not None:
             return RuntimeError(f"in a replica: {ended.bug}")
         solution = ended.solution
         if solution is not None and ended.tree is not None:
             solution = replace(solution, tree=self._mirror.tree)
         error = ended.error
-        if error is None and self.cancelled:  # it ended before its replica heard of it
+        if error is None and self.cancelled:  # the search ended before the replica was told
             error = Cancelled()
         if error is not None:
             error.partial = solution
@@ -179,13 +198,16 @@ class RemoteSearch:
 
 
 class ClusterSolver:
-    """Several engines as one. Use as a context: it ends what it has started.
+    """Solver that uses several engines. As a context manager it ends its replicas at the exit.
 
-    in_flight: problems in each replica, None for what keeps it busy. serving: whoever keeps them,
-    None for Ray. roster: who is there. teller: a thread in which whoever listens hears of rounds.
+    in_flight: limit on the problems in flight of each replica; None: as many as keep it busy.
+    serving: starts and calls the replicas; None: Ray Serve.
+    roster: the live replicas and their loads.
+    teller: an executor with one thread, in which callbacks get their reports.
 
     Raises:
-        InputError, BeamwrightError: what a Solver with these settings would, or what Ray says.
+        InputError, BeamwrightError: the error that a Solver with these settings would raise, or an
+            error of Ray.
     """
 
     remote = None
@@ -226,7 +248,7 @@ class ClusterSolver:
         self.exact = bool(replicas) and all(replica.exact for replica in replicas)
 
     def close(self) -> None:
-        """Cancel all searches, and end the replicas."""
+        """Cancel all searches, and end the replicas. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -244,10 +266,14 @@ class ClusterSolver:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- as a Solver -------------------------------------------------------------------------
+    # --- interface of a Solver ---------------------------------------------------------------
 
     def prompt_tokens(self, problem: Problem) -> int:
-        """Count the tokens of a problem's prompt; any thread may. Raises what is wrong with it."""
+        """Return the number of tokens of a problem's prompt. Any thread may call it.
+
+        Raises:
+            InputError: if the problem is not valid.
+        """
         return len(self._prompts.tree(0, problem).root.token_ids)
 
     def submit(
@@ -259,16 +285,18 @@ class ClusterSolver:
         tells: Tells = "rounds",
         **options: Any,
     ) -> Handle:
-        """Submit a problem to a replica; as `Solver.submit`. tells: see `Tells`.
+        """Submit a problem to a replica; see `Solver.submit`.
 
-        What is wrong with a request is said at once; but of a generator that runs elsewhere, which
-        replicas ask, nothing is known here. on_round is called in a thread of this solver's, with a
-        mirror of the tree.
+        Errors in a request are raised at once. Errors that only a remote generator can detect
+        become the result of the handle, because only the replicas call the remote server.
+
+        on_round: called in a thread of this solver, with a mirror of the tree.
+        tells: see `Tells`.
         """
         check_problem(problem, problem_id, on_round)
         options = {name: value for name, value in options.items() if value is not None}
         take_priority(wanted := dict(options))
-        asked = self._default.changed(wanted)  # what `auto` stands for is every replica's affair
+        asked = self._default.changed(wanted)  # values of "auto" stay: each replica resolves them
         if self.context:
             self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
         n, deadline_s = asked.settings.search.n, asked.settings.stop.deadline
@@ -284,8 +312,10 @@ class ClusterSolver:
         on_round: RoundCallback | None = None,
         **options: Unpack[ScoreOptions],
     ) -> Handle:
-        """Submit given paths to be scored by a replica; as `Solver.submit_score`, but what its
-        verifier or tokenizer refuses is the handle's result."""
+        """Submit given paths to a replica that scores them; see `Solver.submit_score`.
+
+        Unlike there, an error of the verifier or tokenizer becomes the result of the handle.
+        """
         check_problem(problem, problem_id, on_round)
         named = dict[str, Any](options)
         take_priority(named)
@@ -298,7 +328,7 @@ class ClusterSolver:
     def _send(
         self, given: Given, deadline_s: float | None, on_round: RoundCallback | None
     ) -> Handle:
-        """Send a search to a replica."""
+        """Start sending a search to a replica, and return its handle."""
         search, problem_id = RemoteSearch(self, given, deadline_s, on_round), given.problem_id
 
         def withdraw() -> None:
@@ -311,11 +341,11 @@ class ClusterSolver:
     def solve_many(
         self, problems: Iterable[GivenProblem], *, tells: Tells = "nothing"
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
-        """Yield (id, outcome) as problems end, an outcome being a solution or the problem's error.
+        """Solve problems, and yield (problem id, solution or error) in the order in which they end.
 
         Raises:
-            BeamwrightError: for a bug in a replica;
-            UnavailableError: if none is there any more, and none comes.
+            BeamwrightError: for a bug in a replica.
+            UnavailableError: if no replica has been alive for `_ABSENT_S` or longer.
         """
         waiting, going = deque(read_problems(problems)), dict[Future[Solution], Handle]()
         try:
@@ -343,18 +373,22 @@ class ClusterSolver:
                 handle.cancel()
 
     def _check_outside(self) -> None:
-        """Raises InputError in the thread that hears of rounds."""
+        """Check that the calling thread may wait for a search.
+
+        Raises:
+            InputError: in the thread of the callbacks, which would block all other callbacks.
+        """
         if threading.current_thread().name.startswith(self._teller_name):
             raise InputError("a callback of a search cannot wait for one of the same ClusterSolver")
 
     def usage(self) -> Usage:
-        """Sum over all replicas, with the counts of dead ones."""
+        """Return the sum of the usage of all replicas, including the counts of dead ones."""
         return self.roster.usage()
 
-    # --- in the loop -------------------------------------------------------------------------
+    # --- in the event loop -------------------------------------------------------------------
 
     def _most_given(self) -> int:
-        """Number of problems in flight over all live replicas."""
+        """Return how many problems `solve_many` keeps in flight over all live replicas."""
         n, most = self.settings.search.n, self._in_flight
         if most is None:
             decoupled = self.settings.schedule.explore == "decoupled"
@@ -362,28 +396,32 @@ class ClusterSolver:
         return (most + 1) * max(1, len(self.roster.replicas()))
 
     def _begin(self, search: RemoteSearch, handle: Handle) -> None:
+        """Start a search, and settle its handle when it ends."""
         self._searches[search] = handle
         search.start().add_done_callback(partial(self._over, search, handle))
 
     def _over(self, search: RemoteSearch, handle: Handle, task: asyncio.Task[Outcome]) -> None:
+        """Remove a search that has ended, and settle its handle."""
         self.roster.take_back(search.given)
         del self._searches[search]
-        if task.cancelled():  # maybe before it began
+        if task.cancelled():  # possibly before it began, so that it has no outcome
             handle.settle(Cancelled())
         else:
             handle.settle(task.exception() or task.result())
 
     async def _look(self) -> None:
-        """Look which replicas are alive."""
+        """Update the roster with the replicas that are alive."""
         self.roster.update(await self.serving.broadcast("pulse"))
 
     async def _look_on(self) -> None:
+        """Update the roster every `PULSE_S` seconds until the task is cancelled."""
         while True:
             await asyncio.sleep(PULSE_S)
-            with suppress(Exception):  # who does not answer in time is looked for again
+            with suppress(Exception):  # after a timeout the next turn tries again
                 await self._look()
 
     async def _end(self) -> None:
+        """Cancel all searches and all other tasks of the event loop, and wait for them."""
         for handle in self._searches.values():
             handle.cancel()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -392,12 +430,15 @@ class ClusterSolver:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _call(self, what: Any) -> Future[Any]:
+        """Run a coroutine in the event loop, and return the future of its result."""
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
 
 def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
-    """Return tokenizer, context and vocabulary of the replicas' generator, without its weights; a
-    context of 0 where it runs elsewhere."""
+    """Return the tokenizer, context and vocabulary size of the generator, without its weights.
+
+    For a generator on a remote server they are None, 0 and 0.
+    """
     model, spec = settings.model, settings.model.model
     if model.runs_elsewhere:
         return None, 0, 0
