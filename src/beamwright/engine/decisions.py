@@ -251,7 +251,7 @@ class StopRule:
         return not self._row.competes
 
     def is_of_the_tree(self, why: str) -> bool:
-        """Return True if the same tree would stop here for `why` in every run."""
+        """Return True if the same tree would stop for the reason `why` in every run."""
         return why in (_SETTLED, self._spent, self._first, self._sure)
 
     def out_of_time(self, elapsed_s: float) -> bool:
@@ -341,7 +341,7 @@ class StopRule:
         return [*map(Prune, [*lost, *dropped]), *map(Complete, ended), Finish(reason)]
 
     def _given_up(self, actions: Sequence[Action]) -> set[Node]:
-        """Return the paths that a strategy without competition prunes: always dropped."""
+        """Return the paths pruned by a strategy that judges each path alone: always dropped."""
         if self._row.competes:
             return set()
         return {action.node for action in actions if isinstance(action, Prune)}
@@ -374,7 +374,7 @@ def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool
     """Return True if the leading answer wins whatever the remaining candidates answer.
 
     Voters are the same as in `search.choose`: paths that ended by themselves and state an answer. A
-    possible draw is not settled, because scores could then decide for the other answer.
+    possible tie is not settled, because scores could then decide for the other answer.
 
     num_remaining: number of candidates that may still vote.
     weighted: votes are sums of scores. Scores must be probabilities, so that a remaining candidate

@@ -124,7 +124,7 @@ class Drawn:
         self.num_stopped = sum([row.stop is not None for row in counting])
 
     def _begin(self) -> None:
-        """Prepare, per row, which tokens and which number of tokens must be examined for a stop.
+        """Find out which tokens of each row, and from which number on, can be a stop.
 
         It is called only after the first step's launch, so that the device does not wait for it.
         """

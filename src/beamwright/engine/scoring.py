@@ -63,7 +63,7 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
     """The verifier's work queue: batches of steps, each of one tree.
 
     One call takes the first batch, and further batches while their total is at most `most_steps`
-    (N_PRM in section 7.2 of the thesis). With 1, every batch is a call of its own.
+    (N_PRM in decoupled tree exploration, section 7.2). With 1, every batch is a call of its own.
     """
 
     def __init__(self, most_steps: int = 1) -> None:
@@ -208,7 +208,7 @@ class Scoring:
             return error
 
     def _apart(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
-        """Score each tree alone after a failed call for all; a single tree fails with `error`."""
+        """Handle a failed call: score each tree alone; a single tree fails with `error`."""
         trees = by_root(steps)
         if len(trees) == 1 and not isinstance(error, CapacityError):
             self._failed.update(trees)

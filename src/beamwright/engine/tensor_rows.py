@@ -242,7 +242,7 @@ class TensorRows:
         self._begun = False
 
     def _step(self, buffers: StepBuffers) -> None:
-        """Compute one token of every row, with tensor operations only, as this is captured."""
+        """Compute one token of every row. Only tensor operations are used, for capture."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
         buffers.keep(hidden=hidden)
         # Stopped rows are computed too; their positions must stay inside the context.

@@ -214,7 +214,7 @@ class TreeRun:
 
     @property
     def scores_early(self) -> bool:
-        """True if steps are open and the strategy foresees better with scores of the others."""
+        """True if steps are still open and early scores improve the strategy's prospects."""
         return (
             bool(self.round.open) and self.traits.foresees_by_score and not self.round.scores_wait
         )
