@@ -10,7 +10,7 @@ import torch
 
 from beamwright import Solution
 from beamwright.cli.output import print_json
-from beamwright.engine.scoring import scored
+from beamwright.engine.scoring import make_score_events
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,
@@ -397,11 +397,11 @@ STEP = SimpleNamespace(problem_id=7, depth=3)
 @pytest.mark.parametrize("scores", [[0.5], [0.5, "good"], [0.5, [1]], [0.5, 1j]])
 def test_a_verifier_that_returns_something_else(scores):
     with pytest.raises(InputError, match="verifier mine"):
-        scored(MINE, [STEP, STEP], scores)
+        make_score_events(MINE, [STEP, STEP], scores)
 
 
 def test_numbers_of_other_libraries_are_numbers():
-    events = scored(MINE, [STEP, STEP], [np.float32(0.5), None])
+    events = make_score_events(MINE, [STEP, STEP], [np.float32(0.5), None])
     assert [event.score for event in events] == [0.5, None]
     assert type(events[0].score) is float
 

@@ -9,7 +9,7 @@ import torch
 from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.decisions import foreseen
+from beamwright.engine.decisions import collect_prospects
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
 from beamwright.errors import PolicyError
@@ -165,10 +165,12 @@ def test_prospects_are_checked(wrong, words):
     first, ended = tree.expand(tree.root, 2)
     add_step(tree, first, "x.")
     add_step(tree, ended, "x.", stop=StopReason.EOS)
-    assert foreseen(Foreseeing(Prospect(first, 2)), tree, [first], []) == [Prospect(first, 2)]
-    assert foreseen(object(), tree, [first], []) == []
+    assert collect_prospects(Foreseeing(Prospect(first, 2)), tree, [first], []) == [
+        Prospect(first, 2)
+    ]
+    assert collect_prospects(object(), tree, [first], []) == []
     with pytest.raises(PolicyError, match=words):
-        foreseen(Foreseeing(wrong(first, ended)), tree, [first, ended], [])
+        collect_prospects(Foreseeing(wrong(first, ended)), tree, [first, ended], [])
 
 
 class Ranks:

@@ -205,7 +205,7 @@ class AdmissionQueue:
         self.many_groups, self.parking = len(plan.groups) > 1, plan.parking
         self.barriers = self._settings.batching == "grouped"
         if self._settings.batching == "auto" and plan.write_back and plan.parking is None:
-            self.barriers = all(map(self._capacity.exact, self.nodes))
+            self.barriers = all(map(self._capacity.has_fixed_length, self.nodes))
 
     def level_rows(self, num_running: int) -> None:
         """Move the rows with the fewest tokens to the front, near the end of a plan with parking.
@@ -233,7 +233,7 @@ class AdmissionQueue:
             self.cancel_prefetch()
         return ready or rows
 
-    def leave(self, count: int = 1) -> Node:
+    def remove_first(self, count: int = 1) -> Node:
         """Remove the first `count` nodes (at least one), and return the first of them."""
         first, *_ = (self._pairs.popleft()[0] for _ in range(count))
         return first
@@ -260,8 +260,8 @@ class AdmissionQueue:
         """
         wanted = dict[Segment, int]()
         for row in rows:
-            left = self._capacity.expected(row.node, row.limit) - row.forwarded
-            new = max(1, left if self._capacity.exact(row.node) else -(-left // 2))
+            left = self._capacity.expected_tokens(row.node, row.limit) - row.forwarded
+            new = max(1, left if self._capacity.has_fixed_length(row.node) else -(-left // 2))
             new = min(new, self._cache.device.block_tokens) if self.parking else new
             wanted[row.segment] = row.forwarded + new
         return wanted
@@ -316,7 +316,7 @@ class AdmissionQueue:
             return
         if self._settings.prefetch:
             self._cache.prefetch(needs[0])
-        growth = map(self._capacity.expected, next(iter(groups.values())))
+        growth = map(self._capacity.expected_tokens, next(iter(groups.values())))
         self._cache.write_ahead(needs[0], growth, {row.segment for row in running})
 
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
@@ -340,7 +340,7 @@ class AdmissionQueue:
             return False
         self._cache.load_ahead(needs)
         for row in rows:
-            row.hold()
+            row.pin_segments()
         self.prefetching = list(rows)
         return True
 
@@ -348,7 +348,7 @@ class AdmissionQueue:
         """Unpin the KV of rows being prefetched; return False if there are none."""
         rows, self.prefetching = self.prefetching, []
         for row in rows:
-            row.let_go()
+            row.unpin_segments()
         return bool(rows)
 
     def forget(self, row: Row) -> None:

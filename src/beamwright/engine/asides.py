@@ -70,7 +70,7 @@ class AsideWriter:
         decoder = model.decoder
         self._sampler = Sampler(num_tokens, decoder.device, (), decoder.tile_rows)
 
-    def that_fit(self, asides: Sequence[Aside]) -> Sequence[Aside]:
+    def first_that_fit(self, asides: Sequence[Aside]) -> Sequence[Aside]:
         """Return as many asides from the front as fit at full length, next to leased KV."""
         store = self._model.store
 

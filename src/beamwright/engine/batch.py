@@ -98,9 +98,9 @@ class RunningBatch(StepWriter):
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """Return a schedule's view of these open nodes: KV demand, lengths, row limit, costs."""
-        longest = max(map(self._capacity.expected, beams), default=1)
+        longest = max(map(self._capacity.expected_tokens, beams), default=1)
         most = self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
-        exact = all(map(self._capacity.exact, {beam.root for beam in beams}))
+        exact = all(map(self._capacity.has_fixed_length, {beam.root for beam in beams}))
         demand, costs = self._capacity.demand(beams), self._memory.costs
         return ScheduleView(beams, demand, most, longest, exact, costs)
 
@@ -134,7 +134,7 @@ class RunningBatch(StepWriter):
             if state is None:
                 continue
             if state.row is not None:
-                state.row.let_go()
+                state.row.unpin_segments()
                 self._queue.forget(state.row)
                 if state.row in self.running:
                     self.running.remove(state.row)
@@ -172,7 +172,7 @@ class RunningBatch(StepWriter):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._memory.failed(self._tried)
+            self._memory.note_failure(self._tried)
             self._begin_again(DeviceMemoryError("one beam's step cannot be decoded"))
         if not self.running:
             self._rows.close()
@@ -194,7 +194,7 @@ class RunningBatch(StepWriter):
             except Unfinished as more:
                 self._events += map(StepAwaited, more.nodes)
                 break
-            self._queue.leave(len(joining))
+            self._queue.remove_first(len(joining))
             if any(row.done for row in joining):
                 self._retire_rows()
         self._most_together = None
@@ -246,7 +246,7 @@ class RunningBatch(StepWriter):
         if self._eager:
             cache.write_back(row.segment for row in kept if not row.node.speculative)
         for row in done:
-            row.let_go()
+            row.unpin_segments()
             if row.error is not None:
                 self._fail(row.node, row.error)
                 continue
@@ -328,14 +328,14 @@ class RunningBatch(StepWriter):
             with suppress(CapacityError):  # then blocks are reserved per iteration; rows may leave
                 cache.reserve(self._queue.written_by(rows))
             for row in () if cache.stays else rows:
-                row.hold()
+                row.pin_segments()
             self._tried = len(self.running) + len(rows)
             before = [len(row.tokens) for row in rows]
             self._rows.admit(self.running, rows)
             self.counts.slot_tokens += self._count_drawn(rows, before)
         except BaseException:
             for row in rows:
-                row.let_go()
+                row.unpin_segments()
             raise
         finally:
             held.keep({})
@@ -420,7 +420,7 @@ class RunningBatch(StepWriter):
         self._rows.store({row: row.forwarded})
         self._cache.trim(row.segment)
         row.remember_source()
-        row.let_go()
+        row.unpin_segments()
         if row.node.speculative:
             self._ahead.put_back(row.node)
         else:
@@ -436,13 +436,13 @@ class RunningBatch(StepWriter):
                 self._fail(row.node)
                 continue
             row.restart()
-            row.let_go()
+            row.unpin_segments()
             self._cache.clear(row.segment)
             self._queue.put_back(row)
         if self._tried > 1:
             self._most_rows = self._tried // 2
         elif self._queue:
-            self._fail(self._queue.leave(), error)
+            self._fail(self._queue.remove_first(), error)
 
     def _fail(self, node: Node, error: BeamwrightError | None = None) -> None:
         self.release([node])

@@ -85,7 +85,7 @@ class WorkingMemory:
         few = range(1, awaited)  # if a batch of n pays, so does any smaller one: bisect
         return awaited - bisect(few, False, key=lambda n: not self.pays(n + others, num_rows))
 
-    def failed(self, num_rows: int) -> None:
+    def note_failure(self, num_rows: int) -> None:
         """Note that memory ran out with `num_rows` rows, so that later batches are smaller.
 
         A single row that fails does not limit the others.
@@ -115,7 +115,7 @@ class Capacity:
         self._num_steps += 1
         self._num_tokens += num_tokens
 
-    def exact(self, node: Node) -> bool:
+    def has_fixed_length(self, node: Node) -> bool:
         """Return True if the node's step has a fixed length, unless its path ends before.
 
         It has none if the model marks thoughts, because the end of a thought ends a step.
@@ -126,10 +126,10 @@ class Capacity:
     def _limit(self, node: Node, *, thought: bool = False) -> RowLimit:
         return row_limit(node, self.decodings.of(node).step, self._context, thought=thought)
 
-    def expected(self, node: Node, limit: RowLimit | None = None) -> int:
+    def expected_tokens(self, node: Node, limit: RowLimit | None = None) -> int:
         """Return the expected number of tokens of a node's step, given its `limit` if known."""
         max_tokens = (limit or self._limit(node)).tokens
-        if self.exact(node):
+        if self.has_fixed_length(node):
             return max_tokens
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
         return min(max_tokens, int(_MARGIN * mean) + 1)
@@ -228,7 +228,7 @@ class Capacity:
                     since = 0 if node is beam else own
                     sizes[above] += self._fresh_bytes(num_tokens, behind, since, known)
             leaf.append(above)
-            blocks = ledger.blocks_for(self.expected(beam)) - ledger.blocks_for(stored)
+            blocks = ledger.blocks_for(self.expected_tokens(beam)) - ledger.blocks_for(stored)
             growth.append(max(1, blocks) * ledger.bytes_per_block)
         previous, self._previous_need_bytes = self._previous_need_bytes, sum(sizes) + sum(growth)
         return KVDemand(

@@ -46,7 +46,7 @@ StopFunction = Callable[[SearchTree], str | None]
 # --- checks of policies -----------------------------------------------------------------------
 
 
-def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
+def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
     """Return the checked actions of a strategy.
 
     Raises:
@@ -77,7 +77,7 @@ def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
     return actions
 
 
-def foreseen(
+def collect_prospects(
     strategy: Strategy, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
 ) -> list[Prospect]:
     """Return the checked prospects of a strategy; empty if it does not foresee.
@@ -100,7 +100,7 @@ def foreseen(
     return prospects
 
 
-def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
+def make_plan(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
     """Return the checked plan of a schedule, without empty groups.
 
     Raises:

@@ -58,7 +58,7 @@ class TextIndex:
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, int | _Followers] = {}
+        self._followers: dict[int, int | _Followers] = {}
         self.num_tokens = 0
 
     def add(self, before: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
@@ -66,13 +66,13 @@ class TextIndex:
 
         Only the last eight tokens of `before` matter.
         """
-        behind, found = tuple(before[-_LONGEST:]), self._found
+        behind, followers = tuple(before[-_LONGEST:]), self._followers
         for token in tokens:
             self.num_tokens += 1
             for length in SUFFIXES if self.num_tokens <= MOST_TOKENS else ():
                 if length <= len(behind):
                     key = hash(behind[-length:])
-                    found[key] = _with(found.get(key), token)
+                    followers[key] = _with(followers.get(key), token)
             behind = (*behind[1 - _LONGEST :], token)
         return behind
 
@@ -80,7 +80,7 @@ class TextIndex:
         """Return the most frequent follower of the longest known suffix, and its length."""
         for length in SUFFIXES:
             if length <= len(behind):
-                known = self._found.get(hash(tuple(behind[-length:])))
+                known = self._followers.get(hash(tuple(behind[-length:])))
                 if known is not None:
                     token = known & 0xFFFFFFFF if isinstance(known, int) else known.best
                     return token, length
@@ -150,10 +150,10 @@ class PassSeconds:
         """Record the seconds of a pass with `rows` rows. An outlier counts as a slow pass."""
         if self._weight > 1:
             seconds = min(seconds, 3 * self.of(rows))
-        found = (1.0, rows, seconds, rows * rows, rows * seconds)
+        measured = (1.0, rows, seconds, rows * rows, rows * seconds)
         sums = (self._weight, self._rows, self._seconds, self._squares, self._products)
         self._weight, self._rows, self._seconds, self._squares, self._products = (
-            _KEPT * old + new for old, new in zip(sums, found, strict=True)
+            _KEPT * old + new for old, new in zip(sums, measured, strict=True)
         )
 
     def of(self, rows: int) -> float:
@@ -318,10 +318,10 @@ class Drafts:
         self, row: Row, behind: tuple[int, ...], room: int
     ) -> tuple[list[int], list[int]]:
         index, drafted, lengths = self._of(row).index, list[int](), list[int]()
-        while len(drafted) < min(room, self.most) and (found := index.after(behind)) is not None:
-            drafted.append(found[0])
-            lengths.append(found[1])
-            behind = (*behind[1 - _LONGEST :], found[0])
+        while len(drafted) < min(room, self.most) and (follower := index.after(behind)) is not None:
+            drafted.append(follower[0])
+            lengths.append(follower[1])
+            behind = (*behind[1 - _LONGEST :], follower[0])
         return drafted, lengths
 
     def _of(self, row: Row) -> _TreeText:

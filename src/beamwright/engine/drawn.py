@@ -85,7 +85,7 @@ class StepBuffers:
         self._first = ITERATION_TOKENS - self._first
         self.index.fill_(self._first)
 
-    def found(self, name: str, until: int, since: int = 0) -> torch.Tensor:
+    def read_results(self, name: str, until: int, since: int = 0) -> torch.Tensor:
         """Return results of the iteration's steps from `since` to `until` [step, row, ...].
 
         name: a result's name, or "numbers" for all results with one number per row [step, name,
@@ -101,8 +101,8 @@ class StepBuffers:
 
     def keep(self, **values: torch.Tensor) -> None:
         """Store results of the current step, by name [rows, ...]."""
-        for name, found in values.items():
-            self.results[name].index_copy_(0, self.index, found.unsqueeze(0))
+        for name, result in values.items():
+            self.results[name].index_copy_(0, self.index, result.unsqueeze(0))
 
 
 class Drawn:
@@ -170,11 +170,11 @@ class Drawn:
     def fetch(self, buffers: StepBuffers, replay: Replay, num_steps: int) -> None:
         """Begin to copy the results of `num_steps` steps to the host, except hidden states."""
         self.num_steps, self._names = num_steps, buffers.names
-        self.hidden = buffers.found("hidden", num_steps)
-        self._tokens = replay.fetch(buffers.found("tokens", num_steps, len(self.seen)))
-        self._numbers = replay.fetch(buffers.found("numbers", num_steps))
+        self.hidden = buffers.read_results("hidden", num_steps)
+        self._tokens = replay.fetch(buffers.read_results("tokens", num_steps, len(self.seen)))
+        self._numbers = replay.fetch(buffers.read_results("numbers", num_steps))
         asked = ("top_ids", "top_logprobs") if buffers.asks else ()
-        self._top = [replay.fetch(buffers.found(name, num_steps)) for name in asked]
+        self._top = [replay.fetch(buffers.read_results(name, num_steps)) for name in asked]
 
     def tokens(self) -> list[list[int]]:
         """Return the tokens of each row, after reading all remaining steps."""

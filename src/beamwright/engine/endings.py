@@ -145,7 +145,7 @@ class RowClosings:
         made._least = self._least[rows]
         return made
 
-    def imposed(
+    def apply_closings(
         self, logits: Tensor, positions: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the final tokens [rows] and their log-probabilities [rows].
@@ -165,8 +165,8 @@ class RowClosings:
         ends = known.gather(1, end.unsqueeze(1)).squeeze(1).exp() >= self._least
         ends &= (positions >= soft) & ~hard
         chosen = torch.where(hard, ids, torch.where(ends, end, tokens))
-        found = known.gather(1, chosen.unsqueeze(1)).squeeze(1)
-        return chosen, torch.where(hard | ends, found, logprobs)
+        chosen_logprobs = known.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        return chosen, torch.where(hard | ends, chosen_logprobs, logprobs)
 
 
 # --- stops -----------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ class StopFinder:
         ends = delimiters(row.decoding.step, thought=False)
         if ends not in self._enders:
             last = frozenset(end[-1] for end in ends)
-            found = [not last.isdisjoint(piece) for piece in self._pieces]
-            found += [False] * (max(self._eos, default=0) + 1 - len(found))
-            self._enders[ends] = np.array(found)
+            is_ender = [not last.isdisjoint(piece) for piece in self._pieces]
+            is_ender += [False] * (max(self._eos, default=0) + 1 - len(is_ender))
+            self._enders[ends] = np.array(is_ender)
             self._enders[ends][[*self._eos]] = True
         return self._enders[ends], most
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from beamwright.engine.admission import cut_by_priority
-from beamwright.engine.decisions import planned
+from beamwright.engine.decisions import make_plan
 from beamwright.engine.executor import Executor
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
@@ -137,7 +137,7 @@ class Engine:
             waiting = tuple(node for run in runs for node in run.round.open if node not in running)
         if waiting:
             with self._accounting.phase("schedule"):
-                plan = planned(self._schedule, self._writer.view(waiting))
+                plan = make_plan(self._schedule, self._writer.view(waiting))
                 self._writer.submit(cut_by_priority(plan, self._live.values()))
             self._changed = False
         return self._executor.wait()
@@ -253,7 +253,8 @@ class Engine:
                     if ahead.speculation == "truncate":
                         prospects = [replace(prospect, children=1) for prospect in prospects]
                     self._foreseen[run] = [
-                        (prospect.potential, run.speculative.of(prospect)) for prospect in prospects
+                        (prospect.potential, run.speculative.open_children(prospect))
+                        for prospect in prospects
                     ]
         likely = [pair for run in self._live.values() for pair in self._foreseen[run]]
         likely.sort(key=lambda pair: -pair[0])
@@ -261,7 +262,7 @@ class Engine:
 
     def _drop_rest(self, run: TreeRun) -> None:
         """Free speculative children that selection can no longer open."""
-        left = run.speculative.rest(run.tree)
+        left = run.speculative.remove_unopenable(run.tree)
         self.payoff.speculated += sum(node.usage["speculated"] for node in left)
         self._executor.release(left)
 

@@ -20,7 +20,7 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.cores import num_cores
 from beamwright.counters import Progress
-from beamwright.engine.scoring import LESS, Scoring, without
+from beamwright.engine.scoring import LESS, Scoring, remaining_batch
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.models.load import no_more_memory
 from beamwright.models.tree_model import TreeModel
@@ -246,7 +246,7 @@ class VerifierWorker(Lane):
             since_s, patience_s = self._unneeded_since_s, self.patience_s or 0.0
             stuck = since_s is not None and time.monotonic() >= since_s + patience_s
             if stuck:
-                self._leave()
+                self._abandon_thread()
             result = self._results.popleft() if self._results else None
         if stuck:
             self._start()
@@ -261,7 +261,11 @@ class VerifierWorker(Lane):
         with self.changed:
             self.scoring.queue.release(nodes)
             self._unneeded += nodes
-            if self._current and self.patience_s is not None and not without(self._current, nodes):
+            if (
+                self._current
+                and self.patience_s is not None
+                and not remaining_batch(self._current, nodes)
+            ):
                 self._unneeded_since_s = self._unneeded_since_s or time.monotonic()
             self.changed.notify_all()
 
@@ -275,7 +279,7 @@ class VerifierWorker(Lane):
             self.changed.notify_all()
         self._thread.join(self.patience_s)
         with self.changed:
-            self._leave()
+            self._abandon_thread()
             self._closing = False
             results, self._results = self._results, deque()
             unneeded, self._unneeded = self._unneeded, []
@@ -300,10 +304,10 @@ class VerifierWorker(Lane):
         self._thread.start()
         ready.wait()
 
-    def _leave(self) -> None:
+    def _abandon_thread(self) -> None:
         """Abandon the thread: ignore everything that it still does."""
         if self._thread is not None and self._current:
-            self.scoring.accounting.leave(self._thread.ident)
+            self.scoring.accounting.abandon_thread(self._thread.ident)
         self._thread, self._current, self._unneeded_since_s = None, (), None
         self.changed.notify_all()
 

@@ -87,13 +87,13 @@ def _weight(logit, counts, highest, heat):
 @triton.jit
 def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
     """Return the number of logits at or above `least`, or their mass."""
-    found, border = tl.zeros([CHUNK], tl.int64), in_order(least, heat)
+    reached, border = tl.zeros([CHUNK], tl.int64), in_order(least, heat)
     for start in tl.range(0, size, CHUNK, loop_unroll_factor=2):  # loads overlap
         place = start + tl.arange(0, CHUNK)
         logit = tl.load(values + place, place < size, other=float("-inf"))
         reaches = (place < size) & (in_order(logit, heat) >= border)
-        found += tl.where(reaches, _weight(logit, counts, highest, heat), 0)
-    return tl.sum(found, axis=0)
+        reached += tl.where(reaches, _weight(logit, counts, highest, heat), 0)
+    return tl.sum(reached, axis=0)
 
 
 @triton.jit
@@ -220,26 +220,26 @@ def _border(
     key = _key(tl.cast(float("-inf"), tl.float32), UNUSED)
     wanted = tl.where(counts, top_k, _part(total, top_p))
     key = _search(values, num_groups, wanted, counts, key, highest, heat, UNUSED, CHUNK)
-    found, found_ids = values + num_groups, ids + num_groups
+    searched, searched_ids = values + num_groups, ids + num_groups
     size = _collected(
-        logits, values, found, ids, found_ids, _value(key, dtype, UNUSED), heat, num_tokens,
+        logits, values, searched, ids, searched_ids, _value(key, dtype, UNUSED), heat, num_tokens,
         num_groups, GROUP, ROOM, CHUNK,
     )  # fmt: skip
     is_whole = size > ROOM
     if is_whole:
-        found, size = logits, num_tokens
+        searched, size = logits, num_tokens
     if counts:
-        key = _search(found, size, top_k, True, key, highest, heat, UNUSED, CHUNK)
+        key = _search(searched, size, top_k, True, key, highest, heat, UNUSED, CHUNK)
         least = _value(key, dtype, UNUSED)
-        total = _reaching(found, size, least, False, highest, heat, CHUNK)
+        total = _reaching(searched, size, least, False, highest, heat, CHUNK)
     last = tl.cast(num_tokens, tl.int32)
     if top_p < float("inf"):
         wanted = _part(total, top_p)
-        key = _search(found, size, wanted, False, key, highest, heat, UNUSED, CHUNK)
+        key = _search(searched, size, wanted, False, key, highest, heat, UNUSED, CHUNK)
         border = in_order(_value(key, dtype, UNUSED), heat)
-        last = _last_kept(found, size, border, wanted, highest, heat, CHUNK)
+        last = _last_kept(searched, size, border, wanted, highest, heat, CHUNK)
         if (last >= 0) & (is_whole == 0):
-            last = tl.load(found_ids + last)
+            last = tl.load(searched_ids + last)
     return in_order(_value(key, dtype, UNUSED), heat), last
 
 

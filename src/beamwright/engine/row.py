@@ -217,11 +217,11 @@ class Row:
         """Return the device copies that the row reads and writes: one of each segment."""
         return {**dict.fromkeys(segments_read(path_read(self.node)), 1), **whole({self.segment: 1})}
 
-    def hold(self) -> None:
+    def pin_segments(self) -> None:
         """Pin the segments that the row reads and writes. They must all be on the device."""
         self.lease.add(self.needs())
 
-    def let_go(self) -> None:
+    def unpin_segments(self) -> None:
         """Unpin all segments."""
         self.lease.keep({})
 

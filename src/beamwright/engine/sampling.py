@@ -265,7 +265,7 @@ class Sampler:
         else:
             tokens, logprobs = self._fused(*(rows if how.ways.filters else rows[:5]))
         if how.ways.closes:
-            return how.closings.imposed(known, positions, tokens, logprobs)
+            return how.closings.apply_closings(known, positions, tokens, logprobs)
         return tokens, logprobs
 
     def _sample_by_row(
@@ -286,12 +286,12 @@ class Sampler:
             # One task per thread, because one per row would cost 4 % of a small model's pass.
             shares = [read[first::threads] for first in range(threads)]
             with ThreadPoolExecutor(threads) as pool:
-                found = [*chain(*zip_longest(*pool.map(draw, shares)))]
+                pairs = [*chain(*zip_longest(*pool.map(draw, shares)))]
         else:
-            found = draw(read)
+            pairs = draw(read)
         chosen = torch.zeros(len(logits), dtype=torch.long)
         logprobs = torch.zeros(len(logits))
-        for row, pair in zip(read, found, strict=False):
+        for row, pair in zip(read, pairs, strict=False):
             if pair is not None:
                 chosen[row], logprobs[row] = pair
                 continue

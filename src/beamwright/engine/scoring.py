@@ -49,9 +49,9 @@ class PriorityQueue(Generic[T]):
         """Remove and return the first item."""
         return self._entries.pop(0)[1]
 
-    def change(self, change: Callable[[T], T | None]) -> None:
-        """Replace each item with `change(item)`; None removes the item."""
-        changed = [(priority, change(item)) for priority, item in self._entries]
+    def replace_items(self, replace: Callable[[T], T | None]) -> None:
+        """Replace each item with `replace(item)`; None removes the item."""
+        changed = [(priority, replace(item)) for priority, item in self._entries]
         self._entries = [(priority, item) for priority, item in changed if item is not None]
 
     def clear(self) -> None:
@@ -82,7 +82,7 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
     def release(self, nodes: Sequence[Node]) -> None:
         """Remove these nodes from waiting batches; drop batches left without an open step."""
         gone = frozenset(nodes)
-        self.change(lambda batch: without(batch, gone))
+        self.replace_items(lambda batch: remaining_batch(batch, gone))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Judged:
         return node.ended or len(shown) % self.every == 0
 
 
-def without(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:
+def remaining_batch(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:
     """Return a batch without the nodes `gone`; None if the rest is empty or speculative only."""
     left = tuple(node for node in batch if node not in gone)
     return left if any(not node.speculative for node in left) else None
@@ -201,7 +201,7 @@ class Scoring:
             self._without_room.difference_update(nodes)
             tokens = sum(len(node.token_ids) for node in nodes)
             self.accounting.add(verifier_calls=1, scored_steps=len(nodes), scored_tokens=tokens)
-            return [*scored(self._verifier, nodes, scores)]
+            return [*make_score_events(self._verifier, nodes, scores)]
         except LinkError:
             raise
         except BeamwrightError as error:
@@ -230,7 +230,7 @@ class Scoring:
         self._verifier.release(nodes)
 
 
-def scored(
+def make_score_events(
     verifier: Verifier, nodes: Sequence[Node], scores: Sequence[float | None]
 ) -> list[StepScored]:
     """Check the scores of a call, and return an event per step.

@@ -50,7 +50,7 @@ class SpeculativeChildren:
         """Yield all children, parents first."""
         return (node for children in self._children.values() for node in children.values())
 
-    def of(self, prospect: Prospect) -> list[Node]:
+    def open_children(self, prospect: Prospect) -> list[Node]:
         """Return the children of a prospect that are not decoded yet; create missing ones."""
         parent, greedy = prospect.node, prospect.greedy
         known, first = self._children.setdefault((parent, greedy), {}), len(parent.children)
@@ -97,7 +97,7 @@ class SpeculativeChildren:
         assert node.parent is not None
         node.parent.usage.update(node.usage)
 
-    def taken(self, parent: Node, num_children: int, *, greedy: bool) -> dict[int | str, Node]:
+    def pop_opened(self, parent: Node, num_children: int, *, greedy: bool) -> dict[int | str, Node]:
         """Remove the children that selection opens, and return those that exist, by ordinal."""
         known, first = self._children.get((parent, greedy), {}), len(parent.children)
         begun: dict[int | str, Node] = {
@@ -107,7 +107,7 @@ class SpeculativeChildren:
             node.usage["speculated_kept"] = node.usage["speculated"]
         return begun
 
-    def rest(self, tree: SearchTree) -> list[Node]:
+    def remove_unopenable(self, tree: SearchTree) -> list[Node]:
         """Remove and return the children that can no longer be opened, the latest first.
 
         A parent that is not decided yet may still get children, unless the search is over.

@@ -205,7 +205,7 @@ class TensorRows:
 
         begun: True if the previous iteration launched the first step.
         """
-        fetched, found = None, buffers.found("tokens", max_tokens)
+        fetched, sampled = None, buffers.read_results("tokens", max_tokens)
         launch, keeping = self._launches(buffers), self._decoder.shape.states
         places = [(n, row) for row, n in self._places().items()] if keeping else []
         for number in range(max_tokens):
@@ -221,7 +221,7 @@ class TensorRows:
                 return
             if number + 1 == max_tokens:
                 return  # the last tokens are read together with the other results
-            fetched = self.replay.fetch(found[number])
+            fetched = self.replay.fetch(sampled[number])
             if self.replay.is_plain:
                 stopped = drawn.num_stopped
                 stopped += sum([row.done for row in drawn.look(fetched())])

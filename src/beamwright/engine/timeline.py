@@ -201,11 +201,11 @@ class Accounting:
         with self._lock:
             self._add(**counts)
 
-    def leave(self, thread: int | None) -> None:
+    def abandon_thread(self, thread: int | None) -> None:
         """End the phase of an abandoned thread; its further time is not counted."""
         with self._lock:
             self._count()
-            self._phases = {p: found for p, found in self._phases.items() if found[1] != thread}
+            self._phases = {p: run for p, run in self._phases.items() if run[1] != thread}
 
     def _count(self) -> None:
         """Add the time since the last call to the phases that are running."""

@@ -13,7 +13,13 @@ from functools import cached_property
 from random import Random
 
 from beamwright.counters import Counters
-from beamwright.engine.decisions import StopRule, cut_short, decided, foreseen, note_answers
+from beamwright.engine.decisions import (
+    StopRule,
+    collect_prospects,
+    cut_short,
+    note_answers,
+    select_actions,
+)
 from beamwright.engine.speculation import Payoff, SpeculativeChildren
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
@@ -230,7 +236,7 @@ class TreeRun:
             if self._carries(node) and (not node.speculative or node.parent in sure):
                 sure[node] = Prospect(node, 1, node.greedy, math.inf)
         beams = [beam for beam in self.round.beams if beam not in sure]
-        likely = foreseen(self.strategy, self.tree, beams, ahead) if beams else []
+        likely = collect_prospects(self.strategy, self.tree, beams, ahead) if beams else []
         return [*sure.values(), *(prospect for prospect in likely if prospect.node not in sure)]
 
     def save_round(self) -> None:
@@ -271,7 +277,7 @@ class TreeRun:
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)
         actions: list[Action] = [Extend(node, 1, node.greedy) for node in self.carried()]
         if not actions and whole:
-            actions = decided(self.strategy, tree, self.rng(tree))
+            actions = select_actions(self.strategy, tree, self.rng(tree))
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or not tree.root.children:
             return actions
@@ -288,7 +294,7 @@ class TreeRun:
             case Extend(node, children, greedy):
                 if node.state is NodeState.CANDIDATE:
                     tree.keep(node)
-                begun = self.speculative.taken(node, children, greedy=greedy)
+                begun = self.speculative.pop_opened(node, children, greedy=greedy)
                 opened = tree.expand(node, children, greedy=greedy, begun=begun)
                 self.round.opened.append(opened)
             case Ask(node, turn):

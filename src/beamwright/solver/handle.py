@@ -209,7 +209,7 @@ class SubmitQueue:
         with self._lock:
             if request not in self._waiting:
                 return
-            self._waiting.change(lambda other: None if other is request else other)
+            self._waiting.replace_items(lambda other: None if other is request else other)
             handle = self._handles.pop(request)
         handle.settle(Cancelled())
 

@@ -103,7 +103,7 @@ class JudgeVerifier:
         left = [*firsts]
         while left:  # each batch has as many critiques as fit the budget at full length
             # A single critique that does not fit is tried anyway, because it may end early.
-            batch = left[: max(1, len(self._writer.that_fit(left)))]
+            batch = left[: max(1, len(self._writer.first_that_fit(left)))]
             left = left[len(batch) :]
             self._writer.write(batch)
             for first in batch:
