@@ -1,5 +1,6 @@
 """The server: an OpenAI-compatible API over one solver, a live page of its trees, metrics.
 
-A request becomes `SearchJob`s, a `RequestQueue` has them searched beside the others, and what is
-final of a tree goes out while the rest is being decided (`answers`). Needs the extra `serve`.
+Each request becomes one or more `SearchJob`s. A `RequestQueue` submits them to the solver, which
+searches them in one batch with the jobs of other requests. A stream sends text as soon as it is
+final, while the search still decides the rest (`answers`). Needs the extra `serve`.
 """

@@ -1,9 +1,12 @@
-"""Answers: what all endpoints say of a solution, and what of it is final before its end.
+"""Builds the parts of a reply that all endpoints share, and finds text that is final early.
 
-Final text is what every candidate that can still win begins with. No server streams less. What
-was thought is told apart, and of what is said behind a thought nothing is final before it is.
-Under a strategy that commits (`StrategyRow.commits`) a step with children gets no more, so who can
-still win is a leaf that is not pruned; a leaf that is being written says what its parent does.
+Text is final, and can be streamed, once every candidate that can still win begins with it. Thoughts
+(reasoning before the answer) are kept apart from the answer. No text after a thought is final
+before the thought itself is final.
+
+The candidates that can still win are the leaves that are not pruned: under a strategy that commits
+(`StrategyRow.commits`), a step that has children gets no further children. A leaf that is still
+being decoded counts with its parent's text.
 """
 
 from __future__ import annotations
@@ -25,16 +28,21 @@ from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopReason
 
-# None within another: a text of many beginnings is read once.
+# A call must not contain another `<tool_call>`: otherwise text with many unclosed calls would take
+# quadratic time.
 _CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters")
-_SCALAR = re.compile(r'[\s]*(["\[\d-]|(true|false)\s*$)')  # or a list: no arguments
-_LEAST_LOGPROB = -9999.0  # OpenAI's for what has no probability
-_BROKEN = "\ufffd"  # the first bytes of a character that is not complete
+# Matches JSON that is a scalar or a list; arguments must be an object.
+_SCALAR = re.compile(r'[\s]*(["\[\d-]|(true|false)\s*$)')
+_LEAST_LOGPROB = -9999.0  # OpenAI's value for a token without probability
+_BROKEN = "\ufffd"  # decoded from the first bytes of an incomplete character
 
 
 def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
-    """A reply as it is: nothing is told apart, and the marks of thoughts are there."""
+    """Return a reply as one raw text, in which thoughts and their markers are included.
+
+    The text ends before the stop string in `stops` that ended it.
+    """
     steps = node.reply()
     if codec is None or not any(step.thought for step in steps):
         return Told(said=node.text)
@@ -43,7 +51,10 @@ def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
 
 
 def told(node: Node) -> Told:
-    """A reply in its two parts; what is said between thoughts counts, unlike in `Node.said`."""
+    """Return a reply split into thought and answer.
+
+    Text between two thoughts belongs to the answer, unlike in `Node.said`.
+    """
     thought, said, steps = "", "", node.reply()
     for step in steps:
         piece = node.text[len(step.parent.text if step.parent else "") : len(step.text)]
@@ -54,10 +65,10 @@ def told(node: Node) -> Told:
 def final_text(
     tree: SearchTree, stops: Sequence[str] = (), told: Callable[[Node], Told] = told
 ) -> Told:
-    """What the answer will begin with, whatever else is decided.
+    """Return the beginning of the reply that no later decision of the search can change.
 
-    stops: strings that end an answer: what may be the beginning of one is held back. told: of a
-    path, what may be final.
+    stops: strings that end an answer; a suffix that may be the beginning of one is held back.
+    told: a function that returns the reply of a leaf, split into thought and answer.
     """
     leaves: list[Node] = []
     waiting = [tree.root]
@@ -73,7 +84,7 @@ def final_text(
         else:
             leaves.append(node)
     thoughts, texts = zip(*map(told, leaves), strict=True) if leaves else ((), ())
-    thought = held_back(commonprefix(thoughts), ())  # noqa: RUF071 (of texts, not paths)
+    thought = held_back(commonprefix(thoughts), ())  # noqa: RUF071 (texts, not file paths)
     said = held_back(commonprefix(texts), stops)  # noqa: RUF071
     going = any(leaf.thinking and text for leaf, text in zip(leaves, thoughts, strict=True))
     settled = len(set(thoughts)) == 1 and not going
@@ -81,7 +92,10 @@ def final_text(
 
 
 def held_back(text: str, stops: Sequence[str]) -> str:
-    """Without what may yet become another character, or be cut off as a stop string."""
+    """Return `text` without a suffix that later tokens may change.
+
+    This suffix is an incomplete character, or the beginning of a stop string in `stops`.
+    """
     text = text.rstrip(_BROKEN)
     tails = ((stop, range(max(0, len(text) - len(stop)), len(text))) for stop in stops)
     begun = (start for stop, starts in tails for start in starts if stop.startswith(text[start:]))
@@ -89,7 +103,10 @@ def held_back(text: str, stops: Sequence[str]) -> str:
 
 
 def choices_of(job: SearchJob) -> list[Candidate]:
-    """The best candidates of a job that is done, the chosen one first."""
+    """Return the best candidates of a finished job, the chosen one first, then by score.
+
+    At most `job.choices` candidates are returned.
+    """
     solution = job.found
 
     def rank(candidate: Candidate) -> tuple[bool, float]:
@@ -100,16 +117,17 @@ def choices_of(job: SearchJob) -> list[Candidate]:
 
 
 def finish_of(candidate: Candidate) -> str:
-    """Of OpenAI's list."""
+    """Return the candidate's finish reason in OpenAI's terms: "stop" or "length"."""
     return "stop" if candidate.stop in COMPLETE_STOPS else "length"
 
 
 def behind(text: str, sent: str) -> str:
-    """What of an answer is left to say.
+    """Return the rest of `text` after the part that was `sent`.
 
     Raises:
-        ApiError: if it does not begin with what was sent: a search that did not fit beside others
-            began again, alone, and its deadline struck earlier than the first time.
+        ApiError: 422 if `text` does not begin with `sent`. This can happen when a search did not
+            fit into memory with the others, was restarted alone, and met its deadline at an earlier
+            step than the first time.
     """
     if not text.startswith(sent):
         raise ApiError(422, "the search began again, and ended otherwise", code="search_failed")
@@ -117,9 +135,10 @@ def behind(text: str, sent: str) -> str:
 
 
 def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """A text without its calls of tools, in Qwen's form, and these; what is none stays text.
+    """Return a text without its tool calls, and the calls in OpenAI's format.
 
-    A call of which something would be left out is none, nor is one that holds what JSON does not.
+    Calls are expected in Qwen's format. If any call is invalid JSON or has members other than its
+    name and arguments, the whole text is returned unchanged, without calls.
     """
     calls = []
     for match in _CALL.finditer(text):
@@ -143,11 +162,13 @@ def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
 def token_logprobs(
     job: SearchJob, candidate: Candidate, pieces: Sequence[bytes], num_top: int
 ) -> list[dict[str, Any]]:
-    """Of the tokens that an answer's text consists of, as chats have them: of none that adds
-    nothing, or is behind a stop string. pieces: bytes of token ids.
+    """Return the log-probabilities of an answer's tokens in the format of chat completions.
+
+    Tokens that add no text, tokens of thoughts, and tokens after a stop string are left out.
+    pieces: the bytes of each token id. num_top: number of most likely tokens listed per token.
 
     Raises:
-        ApiError: if the generator does not say which tokens it drew.
+        ApiError: 400 if the generator does not return its sampled tokens.
     """
 
     def shown(token: int, logprob: float) -> dict[str, Any]:
@@ -174,9 +195,10 @@ def token_logprobs(
 def completion_logprobs(
     job: SearchJob, candidate: Candidate, pieces: Sequence[bytes], text: str
 ) -> dict[str, Any]:
-    """Of all tokens that were drawn, as completions have them. pieces: bytes of token ids.
+    """Return the log-probabilities of all sampled tokens in the format of text completions.
 
-    Of a generator that does not say which tokens it drew, their log-probabilities alone.
+    If the generator does not return its sampled tokens, only their log-probabilities are known and
+    the other fields are null. pieces: the bytes of each token id.
     """
     steps, decoder = job.reply(candidate), getincrementaldecoder("utf-8")("ignore")
     values = [max(value, _LEAST_LOGPROB) for step in steps for value in step.logprobs]
@@ -201,19 +223,23 @@ def completion_logprobs(
 
 
 def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
-    """completion_tokens: all that the generator wrote; reasoning_tokens: of thoughts, and those
-    not returned."""
+    """Return the `usage` object of a reply, summed over its jobs.
+
+    completion_tokens: all tokens that the generator wrote.
+    reasoning_tokens: the completion tokens that are not in a returned answer, thoughts included.
+    """
     counts = [job.found.tokens for job in jobs]
     prompt, generated = sum(job.prompt_tokens for job in jobs), sum(c.generated for c in counts)
     returned = 0
     for job in jobs:
-        steps = {step for answer in choices_of(job) for step in job.reply(answer)}  # shared: one
+        # A set, so that steps that several answers share count once.
+        steps = {step for answer in choices_of(job) for step in job.reply(answer)}
         returned += sum(len(step.token_ids) for step in steps if not step.thought)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": 0},  # nothing is kept from request to request
+        "prompt_tokens_details": {"cached_tokens": 0},  # no KV is kept between requests
         "completion_tokens_details": {"reasoning_tokens": max(0, generated - returned)},
         "search": {
             "kept_tokens": sum(c.kept for c in counts),
@@ -226,7 +252,10 @@ def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
 
 
 def search_facts(job: SearchJob, *, receipt: bool) -> dict[str, Any]:
-    """What is said of the search itself, beside OpenAI's fields. receipt: its receipt, too."""
+    """Return the `search` object of a reply: facts about the search itself.
+
+    receipt: whether to include the search's receipt.
+    """
     solution = job.found
     settings = solution.settings.search
     shown = ("answer", "score", "stop", "tokens")

@@ -1,4 +1,4 @@
-"""The application: OpenAI's routes and, beside them, the live page, its feed and metrics."""
+"""The FastAPI application: OpenAI's routes, the live page with its feed, metrics and health."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from beamwright.tree import Node
 
 
 def make_app(queue: RequestQueue) -> FastAPI:
-    """The application without its guard."""
+    """Build the application, without the `Guard` that checks requests before it."""
 
     version = beamwright.__version__
-    # FastAPI's own pages load scripts of others: `page_routes` has one.
+    # FastAPI's own documentation pages load scripts from other hosts, so `page_routes` serves one.
     app = FastAPI(title="Beamwright", version=version, docs_url=None, redoc_url=None)
-    for module in pkgutil.iter_modules(serve.__path__):  # each may declare endpoints
+    for module in pkgutil.iter_modules(serve.__path__):  # the import declares its endpoints
         import_module(f"{serve.__name__}.{module.name}")
     for endpoint in sorted(ENDPOINTS, key=lambda each: each.path):
         _add_endpoint(app, queue, endpoint)
@@ -49,14 +49,17 @@ def make_app(queue: RequestQueue) -> FastAPI:
 
 
 def kv_place(node: Node) -> str | None:
-    """Where a step's KV is: `device`, `host` or `both`; None for one without. In the thread that
-    moves it."""
+    """Return where a step's KV is: `device`, `host` or `both`; None if it has no KV.
+
+    Call it in the solver's thread, which moves the KV.
+    """
     state: GeneratorState | None = node.handles.get(OWNER)
     return None if state is None else state.place
 
 
 def _add_endpoint(app: FastAPI, queue: RequestQueue, endpoint: type[Endpoint]) -> None:
-    # Bodies are read by hand, for their limits; what they hold is declared all the same.
+    # Endpoints read bodies themselves to enforce limits, so FastAPI does not know the body's model.
+    # Its schema is declared here for OpenAPI.
     place = endpoint.path.replace("/", "~1")
     place = f"#/paths/{place}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     schema = endpoint.takes.model_json_schema(ref_template=place)
@@ -79,23 +82,23 @@ def _add_states(app: FastAPI, queue: RequestQueue) -> None:
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        """Every name that a search has here."""
+        """List the model names that requests may use; each stands for one way to search."""
         return {"object": "list", "data": [facts(name) for name in queue.reader.models()]}
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> dict[str, Any]:
-        """One of them."""
+        """Describe one model name."""
         queue.reader.options(name)
         return facts(name)
 
     @app.get("/health")
     def state() -> dict[str, Any]:
-        """That the server is alive, and how it is."""
+        """Report that the server is alive, and its status."""
         return health(queue)
 
     @app.get("/ready")
     def ready() -> AsciiJSON:
-        """Whether it takes searches."""
+        """Report whether the server can take searches; 503 if not."""
         found = health(queue)
         if queue.draining or found.get("replicas") == [] or "generator" in found:
             return AsciiJSON(found, status_code=503)

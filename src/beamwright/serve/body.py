@@ -1,9 +1,9 @@
-"""The body of a request: bytes in, checked fields out, or one line that says what is wrong.
+"""Request bodies: reads bytes into checked fields, or refuses them with a one-line error.
 
-Bodies are bounded before they are parsed, and parsed off the event loop. Fields that would change
-an answer are honoured or refused, none ignored: pydantic checks types, `NEUTRAL` has the fields
-that are let through as long as they change nothing. What goes wrong is an `ApiError`, in OpenAI's
-shape.
+A body's size is checked before parsing, and parsing runs off the event loop. A field that would
+change an answer is either honoured or refused, never ignored. Pydantic checks the types. `NEUTRAL`
+lists the unsupported fields that are accepted while their values change nothing. Every error is an
+`ApiError` in OpenAI's JSON format.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-# Some clients ask again whatever they are told at 5xx, 408, 409 and 429.
+# Failed searches have status 422, not 500: some clients always retry 5xx, 408, 409 and 429, even
+# if a header tells them not to.
 _STATUSES: tuple[tuple[type[BeamwrightError], int, str | None], ...] = (
     (ProblemTooLongError, 400, "context_length_exceeded"),
     (InputError, 400, None),
@@ -59,10 +60,12 @@ _STATUSES: tuple[tuple[type[BeamwrightError], int, str | None], ...] = (
 
 
 class ApiError(Exception):
-    """A refusal. param: the field that is wrong; code: for programs.
+    """An HTTP error response in OpenAI's format.
 
-    retry_after_s: when it may be asked again; None: it would only fail again, and clients are told
-    not to (`x-should-retry`).
+    status: the HTTP status code.
+    param: the name of the wrong field; code: a short error code for programs; both may be None.
+    retry_after_s: seconds after which the client may retry. None if a retry would fail again; the
+        header `x-should-retry: false` then tells the client not to.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI has it."""
+        """The JSON body in OpenAI's error format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _TYPES.get(self.status, kind)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -87,7 +90,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> AsciiJSON:
-        """As a client gets it, with what clients go by before they ask again."""
+        """The HTTP response, with the headers by which clients decide whether to retry."""
         headers: Mapping[str, str] = {"x-should-retry": "false"}
         if self.retry_after_s is not None:
             headers = {"retry-after": str(self.retry_after_s)}
@@ -95,21 +98,27 @@ class ApiError(Exception):
 
 
 class AsciiJSON(JSONResponse):
-    """JSON whose characters are escaped: what clients send back to them may be no UTF-8, halves of
-    characters, say, which Starlette's cannot encode. Blanks follow colons, as in OpenAI's: clients
-    look for `"code": "context_length_exceeded"` in it. Numbers that JSON lacks are null."""
+    """A JSON response in ASCII, with all other characters escaped.
+
+    A reply may quote text that is not valid Unicode, such as a lone surrogate, and Starlette's own
+    JSON response cannot encode that. A blank follows each colon, as in OpenAI's replies, because
+    clients search the body for `"code": "context_length_exceeded"`. NaN and infinities become null.
+    """
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """Encode the body."""
         return json.dumps(nonfinite_as_null(content), allow_nan=False).encode("ascii")
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """What a search that failed is to who asked for it. A bug's own words stay in the log."""
+    """Return the error response for a failed search. `param`: the field with the problem.
+
+    The message of an unexpected exception is not shown to clients, only "internal error".
+    """
     if isinstance(error, ApiError):
         return error
     said = str(error)
-    if isinstance(error, ProblemTooLongError):  # in OpenAI's words: clients go by them
+    if isinstance(error, ProblemTooLongError):  # in OpenAI's words: clients match this text
         said = (
             f"This model's maximum context length is {error.context} tokens. However, your "
             f"messages resulted in {error.num_tokens} tokens. (context_length_exceeded)"
@@ -123,13 +132,17 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one request, and all of them together, may take.
+    """Limits of one request and of all requests together.
 
-    requests: that are searched or wait, requests_per_key: of these, one API key's; one more is told
-    to come later (429). n: candidates of one search. tokens: generated for one search. seconds: for
-    one search, waiting included; then the best so far is the answer. body_bytes, depth, values: of
-    a request's JSON; bodies_bytes: of all bodies that are here, beyond 64 KiB of each. drain_s:
-    after SIGTERM, until what still runs is ended with the best so far.
+    requests: searches that run or wait at a time; a further request is refused with 429.
+    requests_per_key: the share of `requests` that one API key may use, also enforced with 429.
+    n: candidates of one search. tokens: tokens generated for one search.
+    seconds: seconds of one search, waiting included. The best candidate so far is then the answer.
+    body_bytes: bytes of one request's body.
+    bodies_bytes: bytes of all bodies in memory, not counting the first 64 KiB of each.
+    depth, values: nesting depth and number of values of a request's JSON.
+    drain_s: grace period after SIGTERM in seconds. A search that still runs after it is ended with
+        the best candidate so far.
     """
 
     requests: int = 64
@@ -145,7 +158,7 @@ class ServerLimits:
 
     @property
     def too_large(self) -> ApiError:
-        """What is said of a body that nobody reads to its end."""
+        """The error for a body that exceeds `body_bytes`; the rest of the body is not read."""
         return ApiError(413, f"the body is larger than {self.body_bytes:,} bytes")
 
 
@@ -155,10 +168,11 @@ _DEFAULT = ServerLimits()
 # --- JSON ------------------------------------------------------------------------------------
 
 BODY_S = 60.0
-"""Seconds that a request's body may take to come."""
+"""Timeout for receiving a request's body, in seconds."""
 
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""Strings as a whole, one that never ends, too; possessive, so that none is read twice."""
+"""Matches a whole JSON string, or an unterminated one up to the end of the text. Possessive
+quantifiers rule out backtracking, so that hostile input takes linear time."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -167,11 +181,13 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 async def read_body(
     request: Request, limits: ServerLimits, read: Callable[[dict[str, Any]], T]
 ) -> T:
-    """What `read` makes of a request's JSON, in a thread: megabytes take a while to look at.
+    """Read a request's body as JSON, and return the result of `read` on the JSON object.
+
+    Both parsing and `read` run in a thread, since megabytes of JSON would block the event loop.
 
     Raises:
-        ApiError: as `read_json` and `read`; 408 for a body that does not come, 499 where nobody
-            is left.
+        ApiError: as `read_json` and `read` do; 408 if the body does not arrive within `BODY_S`, 499
+            if the client disconnects.
     """
     body = bytearray()
     try:
@@ -188,8 +204,8 @@ async def read_body(
 
 
 def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
-    """Raises ApiError 400 for what is no JSON object, nested too deeply, or of too many values, 413
-    for too many bytes."""
+    """Parse a body into a JSON object. Raises ApiError 400 for invalid JSON, for JSON that is not
+    an object, is nested too deeply or has too many values, and 413 for too many bytes."""
     if len(body) > limits.body_bytes:
         raise limits.too_large
     try:
@@ -204,17 +220,19 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
 
 
 def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
-    """The value of a JSON text within bounds.
+    """Parse a JSON text within the limits `depth` and `values`.
 
     Raises:
-        ValueError: for what is nested too deeply, or of too many values, and for numbers that JSON
-            lacks; JSONDecodeError, which is one, for what is no JSON.
+        ValueError: if the text is nested too deeply, has too many values, or has a number that JSON
+            does not allow (NaN, infinities, and numbers too large for a float). Its subclass
+            JSONDecodeError if the text is not JSON.
     """
     bare = _STRINGS.sub(b"", text.encode("utf-8", "surrogatepass"))
-    # The parser lets nobody else compute while it makes objects of them.
+    # Count the values first: the parser holds Python's lock while it creates them, so that a body
+    # with millions of values would stall all other threads.
     if sum(map(bare.count, (b",", b"[", b"{"))) > limits.values:
         raise ValueError(f"has more than {limits.values:,} values")
-    # How deep brackets go: the parser's own recursion never sees more.
+    # Check the nesting depth first: the parser recurses, and deep nesting would exceed its limit.
     brackets = bare.translate(None, _OTHERS)
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limits.depth:
         raise ValueError(f"is nested more than {limits.depth} deep")
@@ -222,8 +240,14 @@ def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
 
 
 def read_arguments(given: Any = None) -> Any:
-    """The arguments of a call: the value of their JSON; the text itself where it is no JSON, as of
-    a call that was cut off, or a text in JSON. Raises ValueError for other faults."""
+    """Return the arguments of a tool call, parsed from JSON; {} if there are none.
+
+    A text that is not JSON is returned unchanged, for example that of a call that was cut off. A
+    JSON text whose value is a string is returned unchanged as well.
+
+    Raises:
+        ValueError: as `strict_json` does, except for a text that is not JSON.
+    """
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
@@ -248,8 +272,8 @@ def _finite(text: str) -> float:
 
 MOST_STOPS, MOST_CHOICES = 16, 128
 
-# A body has room for a million mistakes; the first one is what is told.
-ITEMS = Field(max_length=10_000, fail_fast=True)  # of messages, or their parts
+# A body can hold a million wrong values, so validation stops at the first one (`fail_fast`).
+ITEMS = Field(max_length=10_000, fail_fast=True)  # limit of messages, and of a message's parts
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
 NEUTRAL: Mapping[str, Any] = MappingProxyType(
@@ -269,7 +293,7 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "verbosity": ("medium",),
         "logit_bias": ({},),
         **dict.fromkeys(("tools", "functions", "stop_token_ids", "bad_words"), ([],)),
-        "include": [  # of what no answer here has
+        "include": [  # parts of a reply that this server never produces
             *("reasoning.encrypted_content", "file_search_call.results"),
             *("web_search_call.results", "web_search_call.action.sources"),
             *("message.input_image.image_url", "computer_call_output.output.image_url"),
@@ -281,11 +305,12 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "response_format": ({"type": "text"},),
         "text": {"format": ({"type": "text"},), "verbosity": ("medium",)},
         "suffix": ("",),
-        "truncation": ("disabled", "auto"),  # what is too long is refused
+        "truncation": ("disabled", "auto"),  # a prompt that is too long is refused, never truncated
     }
 )
-"""By name: the values that change nothing, beside null; None: all of them. A list: whatever is a
-list of these; a mapping: objects whose members are as it says."""
+"""Unsupported fields by name, with the values that change nothing and are therefore accepted.
+A tuple lists the accepted values. None accepts every value. A list accepts any list of its items. A
+mapping accepts an object whose members follow the same rules. Null is always accepted."""
 
 
 def _is_neutral(value: Any, neutral: Any) -> bool:
@@ -301,21 +326,21 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
 
 
 def _integral(value: Any) -> Any:
-    # 1.0 is an int in JSON; true is not.
+    # In JSON 1.0 counts as an integer, and true does not (in Python it is an int).
     if isinstance(value, bool):
         raise ValueError("a boolean is no number")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Behind their bounds, or these are in no schema.
+# Place this after the bounds in `Annotated`: otherwise the JSON schema omits the bounds.
 INTEGRAL = BeforeValidator(_integral)
 Whole = Annotated[int, Field(strict=True), INTEGRAL]
 Count = Annotated[int, Field(strict=True, ge=1), INTEGRAL]
-Bound = Annotated[int, Field(strict=True, ge=-1), INTEGRAL]  # -1: none
+Bound = Annotated[int, Field(strict=True, ge=-1), INTEGRAL]  # -1: no bound
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside its text."""
+    """Options of a stream. include_usage: also send a chunk with the token counts."""
 
     model_config = ConfigDict(extra="allow")
     include_usage: bool | None = None
@@ -329,19 +354,24 @@ def _without_nulls(given: Any) -> Any:
 
 
 class Reasoning(BaseModel):
-    """How much is thought, in OpenRouter's words and OpenAI's. exclude: it is not shown."""
+    """How much the model may think, in the fields of OpenRouter and OpenAI. exclude: true to leave
+    the thought out of the reply."""
 
     model_config = ConfigDict(extra="forbid")
     effort: Effort | None = None
     max_tokens: Bound | None = None
     enabled: bool | None = Field(None, strict=True)
     exclude: bool | None = Field(None, strict=True)
-    summary: Literal["auto", "concise", "detailed"] | None = None  # the whole thought is shown
+    # Accepted and ignored: the reply always has the whole thought, not a summary.
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class Fields(BaseModel):
-    """What all endpoints take. Budgets: of thoughts, in vLLM's words and llama-server's; below 0
-    there is none."""
+    """Fields that every endpoint with a search accepts.
+
+    The four budget fields limit the tokens of a thought, under the names that vLLM and llama-server
+    use; a negative budget means no limit.
+    """
 
     model_config = ConfigDict(extra="allow")
     model: str = Field(strict=True, min_length=1)
@@ -367,27 +397,28 @@ class Fields(BaseModel):
 
     @property
     def effort(self) -> Effort | None:
-        """How much is searched and thought, in a word."""
+        """The requested effort, which sets the size of the search and the length of thoughts."""
         return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
 
     @property
     def shows_thoughts(self) -> bool:
-        """False where nobody wants to read them."""
+        """True unless the request asks for a reply without thoughts."""
         excluded = self.reasoning is not None and self.reasoning.exclude
         return self.include_reasoning is not False and not excluded
 
 
 def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
-    """The fields of a request.
+    """Validate a request's body as the model `kind`.
 
     Raises:
-        ApiError: 400, with `param`, for a bad value and for a field that would be ignored.
+        ApiError: 400, with `param`, for a bad value, an unknown field, or an unsupported field
+            whose value would change the answer.
     """
     try:
         fields = kind.model_validate(dict(body))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
-        # Of a union's branches, the one that fits but for its length.
+        # If a field is a union, report the branch whose type fits and whose length is too large.
         first = next((fault for fault in errors if fault["type"] == "too_long"), errors[0])
         param, missing = _dotted(first["loc"]), first["type"] == "missing"
         said = "is missing" if missing else first["msg"].removeprefix("Value error, ")
@@ -404,7 +435,10 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content`; the branches of a union are nobody's business."""
+    """Return a field's place as text, such as `messages[0].content`.
+
+    Names of union branches, which pydantic adds to `loc`, are left out.
+    """
     text = ""
     for part in loc:
         if isinstance(part, int):

@@ -1,6 +1,7 @@
-"""OpenAI's chat and text completions: their requests, and replies with `choices` or chunks.
+"""OpenAI's chat completions and text completions: request fields, whole replies and chunks.
 
-Chunks have no `id:` or `retry:` field, no named event: clients of OpenAI's fail on them.
+The events of a stream have no name and no `id:` or `retry:` field, since OpenAI clients fail on
+these.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from beamwright.serve.job import SearchJob, Told, without_rounds
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
 
-ROLE = {"role": "assistant", "content": ""}  # a text from the start: some clients show a null
+ROLE = {"role": "assistant", "content": ""}  # "" and not null: some clients display null as text
 
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # by which templates read a thought
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a thought in chat templates
 _MOST_PROMPTS = 32
 _PROMPTS = Field(max_length=_MOST_PROMPTS, fail_fast=True)
-_Ids = Annotated[list[Whole], Field(fail_fast=True)]  # a body holds so many values
+_Ids = Annotated[list[Whole], Field(fail_fast=True)]  # bounded by ServerLimits.values
 
 
 class Part(BaseModel):
-    """A piece of a message's content. Only text is understood."""
+    """A part of a message's content. Only text parts are supported."""
 
     model_config = ConfigDict(extra="allow")
     type: str
@@ -47,28 +48,28 @@ class Part(BaseModel):
 
 
 class Function(BaseModel):
-    """A function that may be called; what else is said of it is the chat template's affair."""
+    """A function that the model may call. Further fields are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow")
     name: str
 
 
 class Tool(BaseModel):
-    """A tool that may be called."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
 class CalledFunction(BaseModel):
-    """A call. arguments: templates write an object out again."""
+    """A function call. arguments: parsed from JSON, since chat templates expect an object."""
 
     name: str
     arguments: Annotated[Any, BeforeValidator(read_arguments)] = {}
 
 
 class ToolCall(BaseModel):
-    """A call that the assistant has made before."""
+    """A tool call in an earlier message of the assistant."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -76,7 +77,7 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation. What else is in it is for the chat template."""
+    """One message of a conversation. Further fields are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -90,12 +91,12 @@ class Message(BaseModel):
 
     @property
     def has_more(self) -> bool:
-        """True if it is of something without a text: a call, a thought, a refusal."""
+        """True if the message has a call, a thought or a refusal, so that it needs no content."""
         return any((self.tool_calls, self.reasoning_content, self.reasoning, self.refusal))
 
 
 class ChatFields(Fields):
-    """What a chat takes."""
+    """Fields of a chat completion request."""
 
     messages: Annotated[list[Message], ITEMS] = Field(min_length=1)
     max_completion_tokens: Count | None = None
@@ -106,10 +107,12 @@ class ChatFields(Fields):
 
 
 class CompletionFields(Fields):
-    """What a completion takes: texts, or token ids, that are continued as they are.
+    """Fields of a text completion request.
 
-    The last three are what a search elsewhere asks of its generator, as vLLM has them: the tokens
-    that were drawn, their log-probabilities, and the stop string that ended a text in it.
+    prompt: texts or token ids, which are continued without a chat template.
+    The last three fields are vLLM's. Another Beamwright that uses this server as its remote
+    generator asks for them: the log-probabilities of the sampled tokens, the tokens themselves, and
+    a text that includes the stop string that ended it.
     """
 
     prompt: str | Annotated[list[str], _PROMPTS] | _Ids | Annotated[list[_Ids], _PROMPTS]
@@ -121,8 +124,13 @@ class CompletionFields(Fields):
 def conversation(
     messages: list[Message], param: str, args: Mapping[str, Any] | None = None
 ) -> Conversation:
-    """As chat templates take it. param: where the messages stand; args: the template's. Raises
-    ApiError."""
+    """Convert messages to a conversation in the form that chat templates expect.
+
+    param: the field that holds the messages, for error messages. args: arguments of the template.
+
+    Raises:
+        ApiError: 400 for a message without content, an unsupported part, or wrong `args`.
+    """
     shown = []
     for number, message in enumerate(messages):
         text, where = message.content, f"{param}[{number}].content"
@@ -149,13 +157,19 @@ def conversation(
 
 
 def _thought(text: str) -> dict[str, Any]:
-    """By both of its names: vLLM's and OpenRouter's, and that of DeepSeek and llama-server."""
+    """Return a thought under both names in use.
+
+    vLLM and OpenRouter call it `reasoning`; DeepSeek and llama-server `reasoning_content`.
+    """
     return {"reasoning": text, "reasoning_content": text}
 
 
 class ChoicesEndpoint(Endpoint):
-    """An endpoint whose replies have choices. kind, chunk: what they call themselves; prefix: of
-    ids. talks: there are roles, and thoughts beside the text."""
+    """An endpoint whose replies have choices.
+
+    kind, chunk: the `object` field of a whole reply and of a chunk. prefix: of their ids.
+    talks: whether replies have roles, and thoughts apart from the text.
+    """
 
     kind: ClassVar[str]
     chunk: ClassVar[str]
@@ -166,24 +180,24 @@ class ChoicesEndpoint(Endpoint):
 
     @abstractmethod
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
-        """Build what a whole choice says."""
+        """Build the fields of one choice that hold its content, for a whole reply."""
 
     @abstractmethod
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Build what a choice of a chunk says."""
+        """Build the fields of a chunk's choice that hold new content."""
 
     def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
-        """Return a candidate's reply, and the calls in it."""
+        """Return a candidate's reply and its tool calls."""
         node = job.reply(candidate)[-1]
         return answers.as_text(node, self.queue.solver.codec, job.stops), []
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
-        """Return the log-probabilities of a choice, None where they are not asked for."""
+        """Return the log-probabilities of a choice; None if the request does not ask for them."""
         del job, candidate
         return None
 
     def whole(self) -> dict[str, Any]:
-        """Build a reply with the choices of all jobs, one job after the other."""
+        """Build a whole reply with the choices of all jobs, in the order of the jobs."""
         choices = [
             {
                 "index": number * job.choices + index,
@@ -203,7 +217,7 @@ class ChoicesEndpoint(Endpoint):
         }
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Stream the searches one after the other, each as far as it is decided."""
+        """Stream the jobs in order, each as soon as its text is final."""
         for number, job in enumerate(self.jobs):
             offset, sent = number * job.choices, Told()
             if self.talks:
@@ -211,7 +225,7 @@ class ChoicesEndpoint(Endpoint):
             async for _ in job.changes():
                 for part in self._rounds(job, offset, thinks=self.talks and not any(sent)):
                     yield part
-                before, sent = sent, job.told  # more is told while a client takes its time
+                before, sent = sent, job.told  # read once: it may grow while the client reads
                 for part in self._told(offset, before, sent):
                     yield part
             await job.solution()
@@ -225,14 +239,17 @@ class ChoicesEndpoint(Endpoint):
     def _told(
         self, index: int, sent: Told, now: Told, logprobs: dict[str, Any] | None = None
     ) -> Iterator[bytes]:
-        """Yield what is told now and was not. logprobs: of the whole text."""
+        """Yield chunks for the thought and the text in `now` that follow those in `sent`.
+
+        logprobs: log-probabilities of the whole text, attached to its last chunk; or None.
+        """
         if (new := answers.behind(now.thought, sent.thought)) and self.fields.shows_thoughts:
             yield self._chunk(index, _thought(new))
         if (new := answers.behind(now.said, sent.said)) or logprobs:
             yield self._chunk(index, {"content": new}, logprobs=logprobs)
 
     def _ends(self, job: SearchJob, offset: int, sent: Told) -> Iterator[bytes]:
-        """Yield the rest of the first choice, all of the others, and how each ended."""
+        """Yield the rest of the first choice, the remaining choices, and each finish reason."""
         for index, candidate in enumerate(answers.choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
@@ -247,10 +264,12 @@ class ChoicesEndpoint(Endpoint):
             yield self._chunk(index, {}, finish, **facts)
 
     def _rounds(self, job: SearchJob, index: int, *, thinks: bool) -> Iterator[bytes]:
-        """What was decided since: for people, where there is a search to tell of, and programs.
+        """Yield chunks about the rounds decided since the last call.
 
-        thinks: no text has gone out. Clients that get reasoning between two pieces of a text show
-        two texts, cut anywhere.
+        A chunk has a readable line in the field of thoughts, and, if the request asks for `events`,
+        the round's numbers for programs. A plain sample (n of 1) has no readable lines.
+        thinks: whether no text was sent yet. Later lines are left out, since clients that receive
+            reasoning between two pieces of a text show two separate texts.
         """
         thinks &= job.outcome is None and job.options.get("n") != 1 and self.fields.shows_thoughts
         rounds, job.rounds = job.rounds, []
@@ -261,7 +280,7 @@ class ChoicesEndpoint(Endpoint):
                 yield self._chunk(index, {}, search=vars(summary))
 
     def failed(self, error: ApiError) -> bytes:
-        """In OpenAI's shape."""
+        """Build the event of an error in OpenAI's format."""
         return event(error.body)
 
     @property
@@ -270,7 +289,7 @@ class ChoicesEndpoint(Endpoint):
         return bool(options and options.include_usage)
 
     def _head(self, kind: str) -> dict[str, Any]:
-        """What every object begins with."""
+        """Return the fields that begin every reply and every chunk."""
         job = self.jobs[0]
         return {
             "id": self.prefix + job.number,
@@ -303,7 +322,7 @@ class ChatEndpoint(ChoicesEndpoint):
     _tools = False
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """One search."""
+        """Turn the body into one search."""
         self.fields = fields = parsed(ChatFields, body)
         if fields.top_logprobs and not fields.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
@@ -322,7 +341,7 @@ class ChatEndpoint(ChoicesEndpoint):
         return [self.queue.reader.job(fields, problem, limit, top_logprobs=top)]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
-        """A message."""
+        """Build the message of a choice, and the finish reason if it has tool calls."""
         told, calls = self.spoken(job, candidate)
         message: dict[str, Any] = {"role": "assistant", "content": told.said, "refusal": None}
         if told.thought and self.fields.shows_thoughts:
@@ -333,13 +352,13 @@ class ChatEndpoint(ChoicesEndpoint):
         return {"message": message, "finish_reason": "tool_calls"}
 
     def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
-        """Its calls are read where there are tools."""
+        """Return a candidate's reply and its tool calls; no calls if the request has no tools."""
         told = answers.told(job.reply(candidate)[-1])
         said, calls = answers.calls_of(told.said) if self._tools else (told.said, [])
         return told._replace(said=said), calls
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
-        """Each token with its bytes, where it is asked for."""
+        """Return each token with its bytes and log-probability; None if not asked for."""
         if not self.fields.logprobs:
             return None
         codec = self.queue.solver.codec
@@ -348,12 +367,12 @@ class ChatEndpoint(ChoicesEndpoint):
         return {"content": content, "refusal": None}
 
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
-        """A part of one."""
+        """Build the `delta` of a chunk's choice."""
         return {"delta": said}
 
 
 class CompletionsEndpoint(ChoicesEndpoint):
-    """`POST /v1/completions`: prompts' continuations."""
+    """`POST /v1/completions`: the continuation of each prompt."""
 
     takes = CompletionFields
     path, kind, chunk = "/v1/completions", "text_completion", "text_completion"
@@ -361,7 +380,7 @@ class CompletionsEndpoint(ChoicesEndpoint):
     fields: CompletionFields
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """A search for every prompt."""
+        """Turn the body into one search per prompt."""
         self.fields = fields = parsed(CompletionFields, body)
         for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
             if fields.stream and getattr(fields, name):
@@ -373,12 +392,13 @@ class CompletionsEndpoint(ChoicesEndpoint):
             raise ApiError(400, f"prompt: from 1 to {_MOST_PROMPTS} of them", "prompt")
         given = (text if isinstance(text, str) else tuple(text) for text in prompts)
         reader, limit = self.queue.reader, fields.max_tokens
-        # A generator elsewhere says no others.
+        # A remote generator returns the log-probability of the sampled token only, so ask for no
+        # other likely tokens.
         top = fields.logprobs if self.queue.solver.remote is None else None
         return [reader.job(fields, RawPrompt(each), limit, "prompt", top) for each in given]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
-        """A text, and what was drawn for it."""
+        """Build the text of a choice, with its token ids and log-probabilities if asked for."""
         fields, codec = self.fields, self.queue.solver.codec
         text = self.spoken(job, candidate)[0].said
         steps = job.reply(candidate)
@@ -393,5 +413,5 @@ class CompletionsEndpoint(ChoicesEndpoint):
         return {"text": text, **more}
 
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
-        """A part of one."""
+        """Build the new text of a chunk's choice."""
         return {"text": said.get("content", "")}

@@ -1,7 +1,7 @@
-"""Endpoint: one route that answers by searches, whole or as server-sent events.
+"""The base class of routes that answer by searches, whole or as server-sent events.
 
-An endpoint is a file in this package with a subclass of `Endpoint`: it turns a body into searches
-and their solutions into a reply. A subclass that names a `path` is served without further mention.
+To add an endpoint, put a file with a subclass of `Endpoint` into this package. The subclass turns a
+body into searches and their solutions into a reply. It is served as soon as it sets `path`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from beamwright.serve.queue import RequestQueue
 from beamwright.serve.server import owner_of
 
 COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
-"""Sent after so many silent seconds, so that neither client nor proxy takes the stream for dead."""
+"""Comment line that is sent after `QUIET_S` seconds without an event, so that neither the client
+nor a proxy closes the stream as dead."""
 
 
 ENDPOINTS: list[type[Endpoint]] = []
@@ -33,8 +34,11 @@ ENDPOINTS: list[type[Endpoint]] = []
 
 
 class Endpoint(ABC):
-    """One request to a route, and its reply. takes: model of the body; end: last bytes of every
-    stream. An endpoint that never streams needs neither `parts` nor `failed`."""
+    """One request to a route, and its reply.
+
+    path: the route. takes: the pydantic model of the body. end: the last bytes of every stream.
+    An endpoint that never streams needs neither `parts` nor `failed`.
+    """
 
     path: ClassVar[str]
     takes: ClassVar[type[BaseModel]]
@@ -52,26 +56,26 @@ class Endpoint(ABC):
 
     @abstractmethod
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """Turn a body into jobs, in a thread. Raises ApiError."""
+        """Turn a body into jobs; called in a thread, not in the event loop. Raises ApiError."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
         """Build the whole reply once all jobs are done."""
 
     def parts(self) -> AsyncIterator[bytes]:
-        """Yield the events of running jobs; raises what goes wrong."""
+        """Yield the encoded events of the running jobs; raises the error of a job that fails."""
         raise NotImplementedError
 
     def facts(self, job: SearchJob) -> dict[str, Any]:
-        """Describe a search, beside OpenAI's fields."""
+        """Return the `search` object of a reply, which OpenAI's format does not have."""
         return search_facts(job, receipt=self.queue.receipts)
 
     def failed(self, error: ApiError) -> bytes:
-        """Build the event of a failure."""
+        """Build the event that tells a client of an error in the middle of a stream."""
         raise NotImplementedError
 
     async def respond(self, request: Request) -> Response:
-        """Begin all searches or none, and reply."""
+        """Begin the searches and reply. If one cannot begin, cancel those that have begun."""
         self.jobs = await read_body(request, self.queue.limits, self.read)
         try:
             for job in self.jobs:
@@ -97,7 +101,7 @@ class Endpoint(ABC):
         yield self.end
 
     async def _finish(self, request: Request) -> None:
-        """Wait for all jobs; cancel the others where one fails or the client disconnects."""
+        """Wait for all jobs. If one fails or the client disconnects, cancel the rest."""
         gone: asyncio.Future[None] = asyncio.ensure_future(_until_gone(request.receive))
         solving: asyncio.Future[Any] = asyncio.gather(*(job.solution() for job in self.jobs))
         try:
@@ -109,7 +113,7 @@ class Endpoint(ABC):
             self._cancel()
             gone.cancel()
             solving.cancel()
-            await asyncio.gather(gone, solving, return_exceptions=True)  # or asyncio complains
+            await asyncio.gather(gone, solving, return_exceptions=True)  # else asyncio logs them
 
     def _cancel(self) -> None:
         """Cancel the jobs that still run."""
@@ -143,7 +147,10 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Send what an iterator yields. gone: called at the end, or when the client disconnects."""
+    """A response that sends the events of an iterator.
+
+    gone: a function called when the response ends or the client disconnects.
+    """
 
     media_type = "text/event-stream"
 
@@ -152,13 +159,14 @@ class EventStream(StreamingResponse):
         self._gone = gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of one response."""
+        """Send the response, as an ASGI application, and call `gone` afterwards."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._gone()  # its events may not have begun
+            # The iterator's own clean-up is not enough: it does not run if it was never started.
+            self._gone()
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """Encode one event in ASCII, so that no character can be cut."""
+    """Encode one server-sent event in ASCII, so that no chunk can end inside a character."""
     return b"data: " + json.dumps(nonfinite_as_null(data), allow_nan=False).encode() + b"\n\n"

@@ -1,9 +1,9 @@
-"""The feed of the live page: an append-only list of events per search, read from any number on,
-and the HTTP for it and for the page's files.
+"""The feed of the live page: an append-only list of events per search, and its HTTP routes.
 
-The solver's thread appends; readers in the event loop follow. Lines of JSON are read with `fetch`,
-so that a key goes into the Authorization header; keys, hosts and origins are checked before
-anything gets here. Files have a strict content security policy.
+The solver's thread appends events, and readers in the event loop follow them from any position on.
+The page reads the lines of JSON with `fetch` instead of EventSource, because only `fetch` can send
+an API key in the Authorization header. `server.Guard` checks keys, hosts and origins before a
+request reaches these routes. The page's files are served with a strict content security policy.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 15.0
 MOST_RUNS = 64
 MOST_BYTES = 128 << 20
-"""Of all runs; those that ended first go first."""
+"""Limit of the bytes of all runs together; beyond it the oldest ended runs are dropped."""
 
 
 class SearchEvents:
-    """The events of one search, a line of JSON each. places: see `PageTree`."""
+    """The events of one search, each as a line of JSON. `places`: see `PageTree`."""
 
     def __init__(
         self,
@@ -62,12 +62,15 @@ class SearchEvents:
 
     @property
     def ended(self) -> bool:
-        """True if nothing will be appended any more."""
+        """True if the search has ended, so that no more events follow."""
         return self.state not in ("waiting", "running")
 
     def append(self, event: Event) -> None:
-        """From any thread; nothing follows the end."""
-        # ASCII: a model's text may hold what UTF-8 cannot.
+        """Append an event and wake the readers; any thread may call it.
+
+        An event after the end is ignored.
+        """
+        # ASCII: a model's text may hold lone surrogates, which UTF-8 cannot encode.
         line = json.dumps(event, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
         with self._lock:
             if self.ended:
@@ -78,17 +81,20 @@ class SearchEvents:
                 self.state, self.rounds = "running", event["round"]
             elif event["event"] == "end":
                 self.state = event["state"]
-                self.job, self.tree = None, PageTree()  # they hold a tree, and all rounds
+                self.job, self.tree = None, PageTree()  # both hold the whole tree: free it
             wakes = list(self._wakes)
         for wake in wakes:
             wake()
 
     async def follow(self, start: int) -> AsyncIterator[bytes]:
-        """Lines from number `start` on, until the end; an empty line where nothing happens."""
+        """Yield the lines from number `start` on until the search ends.
+
+        After `KEEP_ALIVE_S` seconds without an event, an empty line keeps the connection alive.
+        """
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # a loop that has been closed
+            with suppress(RuntimeError):  # the reader's event loop is closed already
                 loop.call_soon_threadsafe(woken.set)
 
         self._wakes.add(wake)
@@ -110,7 +116,7 @@ class SearchEvents:
             self._wakes.discard(wake)
 
     def summary(self) -> dict[str, Any]:
-        """Its line in the list of searches."""
+        """Return the entry of this search in the list of searches."""
         about = {name: self.begin[name] for name in ("id", "method", "n", "width", "started")}
         problem = self.begin["problem"]
         shown = problem if len(problem) <= 200 else problem[:199] + "\u2026"
@@ -118,10 +124,10 @@ class SearchEvents:
 
 
 class Feed:
-    """Hears of every search (a listener of the queue) and keeps the newest.
+    """The runs of the newest searches; a listener of the request queue that records every search.
 
-    places: where a node's KV is; None where nobody knows. most, most_bytes: of the runs that are
-    kept.
+    places: a function that returns where a node's KV is, None for an unknown place.
+    most, most_bytes: number of runs to keep, and their bytes together.
     """
 
     def __init__(
@@ -135,15 +141,15 @@ class Feed:
         self._runs: dict[str, SearchEvents] = {}
         self._lock = threading.Lock()
 
-    # --- what the queue says, from any thread -------------------------------------------------
+    # --- listener methods: the queue calls them from any thread -------------------------------
 
     def begun(self, job: SearchJob) -> None:
-        """A search waits, or begins."""
+        """Begin a run for a job that was submitted."""
         first = begin(job.id, job.about, time.time())
         self._keep(SearchEvents(first, job, self._places))
 
     def round(self, job: SearchJob, report: RoundReport) -> None:
-        """A round of it is decided."""
+        """Append the event of a decided round."""
         run = self._runs[job.id]
         nodes = run.tree.changes(report.tree)
         run.append({
@@ -152,7 +158,7 @@ class Feed:
         })  # fmt: skip
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
-        """It has a solution, or none."""
+        """Append the end event of a job, with its solution or its error."""
         run = self._runs[job.id]
         state: EndState = "failed"
         solution = getattr(outcome, "partial", None)
@@ -162,16 +168,16 @@ class Feed:
             state = "cancelled"
         known = {} if solution is None else _ending(solution, run.tree)
         if state == "failed":
-            # Only what was raised on purpose is fit to show.
+            # The message of an unexpected exception is not for users, so only its type is shown.
             deliberate = isinstance(outcome, BeamwrightError)
             known["error"] = str(outcome) if deliberate else type(outcome).__name__
         run.append(end(state, **known))
         self._keep(run)
 
-    # --- what is kept ------------------------------------------------------------------------
+    # --- runs ---------------------------------------------------------------------------------
 
     def add(self, events: Sequence[Event]) -> SearchEvents:
-        """A whole run, a saved one."""
+        """Add a saved run, given as all of its events."""
         run = SearchEvents(events[0])
         for event in events[1:]:
             run.append(event)
@@ -179,16 +185,19 @@ class Feed:
         return run
 
     def runs(self) -> list[SearchEvents]:
-        """The newest first."""
+        """Return the kept runs, newest first."""
         with self._lock:
             return list(reversed(self._runs.values()))
 
     def run(self, run_id: str) -> SearchEvents | None:
-        """That run, if it is kept."""
+        """Return the run with this id; None if it is unknown or was dropped."""
         return self._runs.get(run_id)
 
     def _keep(self, run: SearchEvents) -> None:
-        """And forget the oldest that have ended, where there are too many."""
+        """Keep a run, and drop the oldest ended runs until the limits hold.
+
+        Runs of searches that have not ended are never dropped, nor is the last run.
+        """
         with self._lock:
             self._runs.setdefault(run.begin["id"], run)
             num_bytes = sum(run.num_bytes for run in self._runs.values())
@@ -200,7 +209,10 @@ class Feed:
 
 
 def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
-    """What there is to say of a search that is over; shown: what the page knows of its tree."""
+    """Return the fields of an end event for a solution.
+
+    shown: the part of the tree that earlier events have sent.
+    """
     figures: Mapping[str, Any] = solution.to_json()
     names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")
     return {
@@ -233,13 +245,15 @@ _HEAD = (
 )
 
 Gauges = Callable[[], Sequence[Mapping[str, Any]]]
-"""Figures of the moment, in the order in which they are shown: {name, value, unit?, of?}, or
-{name, total, unit?} for what only grows and is shown per second. unit: "bytes" or a word; of: what
-the value is at most."""
+"""A function that returns current figures in the order in which the page shows them.
+
+A gauge is {name, value, unit?, of?}. A counter, which the page shows per second, is {name, total,
+unit?}. unit: "bytes" or a word. of: the maximum of the value.
+"""
 
 
 class FeedProblem(BaseModel):
-    """A problem for a search; options: of the `search` object of a chat completion."""
+    """A problem to search. options: options as in the `search` object of a chat completion."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -248,7 +262,7 @@ class FeedProblem(BaseModel):
 
 
 def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) -> APIRouter:
-    """`/feed/*`. queue: None where runs can only be looked at."""
+    """Return the routes below `/feed`. queue: None if saved runs are shown and none can begin."""
     routes = APIRouter(prefix="/feed")
 
     def kept(run_id: str, request: Request) -> SearchEvents:
@@ -259,14 +273,14 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
 
     @routes.get("/searches")
     async def searches(request: Request) -> Response:
-        """What is running, waiting, or over, the newest first; of this key alone."""
+        """List the searches of this API key, newest first: waiting, running and ended ones."""
         mine = [run.summary() for run in feed.runs() if run.owner == owner_of(request)]
         asks, methods = queue is not None, list(STRATEGIES)
         return AsciiJSON({"asks": asks, "methods": methods, "searches": mine})
 
     @routes.post("/searches")
     async def ask(request: Request) -> dict[str, Any]:
-        """Begin a search."""
+        """Begin a search, and return its id."""
         if queue is None:
             raise HTTPException(405, "saved runs can only be looked at")
         given = await read_body(request, queue.limits, partial(parsed, FeedProblem))
@@ -277,14 +291,14 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
     async def follow(
         request: Request, run_id: str, start: Annotated[int, Query(alias="from", ge=0)] = 0
     ) -> StreamingResponse:
-        """Its events from a number on, a line of JSON each, until it is over."""
+        """Stream the events of a search from number `from` on, a line of JSON each, to its end."""
         lines = kept(run_id, request).follow(start)
         headers = {"Cache-Control": "no-store"}
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
 
     @routes.delete("/searches/{run_id}")
     async def cancel(request: Request, run_id: str) -> dict[str, Any]:
-        """Give it up. One that is over stays as it is."""
+        """Cancel a search. A search that has ended is not changed."""
         run = kept(run_id, request)
         if run.job is not None:
             run.job.cancel()
@@ -292,14 +306,14 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
 
     @routes.get("/gauges")
     async def figures() -> dict[str, Any]:
-        """Memory, link and rates as they are now."""
+        """Return the current figures of memory, transfers and token rates."""
         return {"gauges": list(gauges())}
 
     return routes
 
 
 def page_routes() -> APIRouter:
-    """`/`, `/docs` and `/page/*`: the pages' files, read once."""
+    """Return the routes `/`, `/docs` and `/page/*`, which serve files that are read once."""
     routes = APIRouter(include_in_schema=False)
     folder = resources.files("beamwright.page") / "web"
     files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}

@@ -1,8 +1,10 @@
-"""SearchJob: one search of a request, what is asked and what has become of it so far; and who
-reads which search a request is for, and how long it may think: `RequestReader`.
+"""The search jobs of a request, and the reader that turns a request into them.
 
-`NAME` is the server's own recipe, `NAME:beam` and so on each strategy, `NAME:plain` one sample:
-for the titles and tags of chat UIs, and for clients that know of no search.
+`SearchJob` is one search: its problem, its options and its state. `RequestReader` derives the
+options and the thinking budget from a request's fields.
+
+The model name selects the search. `NAME` is the server's own recipe, `NAME:beam` and so on are the
+strategies, and `NAME:plain` is a single sample. Chat UIs use `plain` to generate titles and tags.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ _MOST_ROUNDS = 64
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """What one round has decided. tokens: generated so far; best: score of its best candidate."""
+    """The numbers of one decided round.
+
+    candidates, kept, pruned, finished: numbers of the round's paths.
+    best: the score of the round's best candidate; None if no candidate has a score.
+    tokens: tokens that the search has generated so far.
+    """
 
     number: int
     candidates: int
@@ -51,7 +58,7 @@ class RoundSummary:
 
     @classmethod
     def of(cls, report: RoundReport) -> RoundSummary:
-        """Copied: the report's tree grows on."""
+        """Return the summary of a report. It is a copy, since the report's tree keeps growing."""
         scores = [node.score for node in report.candidates if node.score is not None]
         return cls(
             number=report.round,
@@ -64,7 +71,7 @@ class RoundSummary:
         )
 
     def __str__(self) -> str:
-        """A round in a line, for people; `without_rounds` knows it."""
+        """Return the round as a readable line; `without_rounds` must recognise its format."""
         best = "" if self.best is None else f", best score {self.best:.3f}"
         ended = f", {self.finished} finished" if self.finished else ""
         return (
@@ -77,13 +84,16 @@ _ROUNDS = re.compile(r"\s*(Round \d+: \d+ candidates, \d+ kept[^\n]* tokens so f
 
 
 def without_rounds(thought: str) -> str:
-    """What a client sends back as a thought, without the rounds that our streams begin it with."""
+    """Return a thought that a client sends back, without the lines about rounds at its beginning.
+
+    Streams of this server send these lines in the field of thoughts (`RoundSummary`).
+    """
     match = _ROUNDS.match(thought)
     return thought[match.end() :] if match else thought
 
 
 class Told(NamedTuple):
-    """A reply, or what of it is final: what was thought, and what is said."""
+    """A reply, or its final part. thought: the reasoning. said: the answer's text."""
 
     thought: str = ""
     said: str = ""
@@ -91,16 +101,24 @@ class Told(NamedTuple):
 
 @dataclass(eq=False)
 class SearchJob:
-    """One search of a request. It keeps its newest text and rounds alone, so a reader that is
-    slow, or gone, holds nothing up.
+    """One search of a request, and its state.
 
-    model: as it was named. options: of `Solver.submit`. about: what the page says of it. choices:
-    answers that are returned. stops: strings that end an answer. streams: text is final before the
-    end, see `answers`. param: the field that the problem is in. paths: to be scored; then nothing
-    is searched, and no prompt read.
+    A job keeps only its newest text and rounds, not a queue of events, so that a slow or
+    disconnected reader cannot delay the search or use up memory.
 
-    owner: whose it is, None where there are no keys. told: final so far. rounds: those that nobody
-    has read yet, the newest 64.
+    model: the model name in the request.
+    options: the options for `Solver.submit`.
+    about: facts that the live page shows.
+    choices: number of answers to return.
+    stops: strings that end an answer.
+    streams: whether text can be final before the search ends (see `answers`).
+    param: the field that holds the problem, for error messages.
+    paths: paths to score, each as the texts of its steps. None for a search. With paths, nothing is
+        decoded and the prompt is not counted.
+    owner: digest of the API key that owns the job; None if the server has no keys.
+    told: the reply's final part so far.
+    rounds: summaries of rounds that were not read yet, at most the newest 64.
+    outcome: the solution or the error; None while the job waits or runs.
     """
 
     model: str
@@ -138,17 +156,17 @@ class SearchJob:
         return "failed"
 
     async def changes(self) -> AsyncIterator[None]:
-        """Whenever there is something new, and once behind the end. For one reader."""
+        """Yield after every change, and once more after the end. Only one reader may iterate."""
         while self.outcome is None:
             await self._changed.wait()
             self._changed.clear()
             if self.outcome is None:
                 yield
-        self._changed.set()  # whoever reads it again is not kept waiting
+        self._changed.set()  # so that a second iteration does not wait
         yield
 
     async def solution(self) -> Solution:
-        """Its result. Raises ApiError."""
+        """Wait for the end and return the solution. Raises ApiError if the search failed."""
         async for _ in self.changes():
             pass
         assert self.outcome is not None
@@ -158,16 +176,16 @@ class SearchJob:
 
     @property
     def found(self) -> Solution:
-        """Its solution, of a job that is done."""
+        """The solution of a job that has succeeded."""
         assert isinstance(self.outcome, Solution)
         return self.outcome
 
     def reply(self, candidate: Candidate) -> list[Node]:
-        """The steps of an answer."""
+        """Return the steps of a candidate's reply, from its first step to its last."""
         return self.found.tree.node(candidate.lineage).reply()
 
     def submit(self, solver: Engine, on_round: RoundCallback) -> None:
-        """Have it searched; prompts and options may take a while to look at. Raises ApiError."""
+        """Submit the job to the solver. Slow: it tokenizes the prompt. Raises ApiError."""
         submit: Callable[..., Handle] = partial(solver.submit_score, paths=self.paths or ())
         param = "steps"
         try:
@@ -180,12 +198,15 @@ class SearchJob:
             raise api_error(error, param) from error
 
     def cancel(self) -> None:
-        """Its KV is freed before the next iteration. One that has ended stays as it is."""
+        """Cancel the search, whose KV is freed before the next iteration.
+
+        A search that has ended is not changed.
+        """
         if self.handle is not None and self.outcome is None:
             self.handle.cancel()
 
     def hear(self, told: Told, summary: RoundSummary) -> None:
-        """In the event loop: a round is decided."""
+        """Record a decided round and the text that is final now; call it in the event loop."""
         grown = all(new.startswith(old) for new, old in zip(told, self.told, strict=True))
         if grown and told != self.told:
             self.told = told
@@ -194,7 +215,7 @@ class SearchJob:
         self._changed.set()
 
     def settle(self, outcome: Solution | BaseException) -> None:
-        """In the event loop: it has ended."""
+        """Record the outcome of a search that has ended; call it in the event loop."""
         self.outcome = outcome
         self._changed.set()
 
@@ -203,19 +224,25 @@ class SearchJob:
 
 _PLAIN = {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
 _EFFORTS = {"low": (4, 2), "high": (64, 4), "xhigh": (256, 4)}
-"""n and width that a `reasoning_effort` stands for; `none` and `minimal` are one sample, and
-`medium` is the recipe."""
+"""The (n, width) of a `reasoning_effort`. `none` and `minimal` take one sample, and `medium` takes
+the recipe's values."""
 
 _SEEDS = 2**63
-_NAMES = {"method": "search", "rounds": "max_rounds"}  # of `search`, as recipes have them
-_NOT_OURS = ("stop", "stop_strings", "top_logprobs")  # go by OpenAI's names, or not at all
+# Members of a request's `search` object with another name in recipes.
+_NAMES = {"method": "search", "rounds": "max_rounds"}
+# Options that a `search` object must not set: OpenAI's own fields set them, if anything does.
+_NOT_OURS = ("stop", "stop_strings", "top_logprobs")
 _WHOLE = ("n", "width", "seed", "token_budget", "max_tokens")
 
 
 @dataclass(frozen=True)
 class RequestReader:
-    """Reads requests for one server. name: of its generator; search: its recipe; seed: of all
-    searches that name none; None: drawn anew. context: of a model that marks thoughts."""
+    """Turns the fields of requests into jobs for one server.
+
+    name: the generator's name. search: the search settings of the server's recipe.
+    seed: the seed of searches that name none; None for a random seed per search.
+    context: the context length of a model that marks its thoughts; None if it marks none.
+    """
 
     name: str
     search: SearchSettings
@@ -224,11 +251,15 @@ class RequestReader:
     context: int | None = None
 
     def models(self) -> list[str]:
-        """All names that a search has here, the recipe first."""
+        """Return all model names that a request may use, that of the recipe first."""
         return [self.name, f"{self.name}:plain", *(f"{self.name}:{row}" for row in STRATEGIES)]
 
     def options(self, model: str, effort: str | None = None) -> dict[str, Any]:
-        """The search that a name and an effort stand for. Raises ApiError 404."""
+        """Return the search options that a model name and an effort stand for.
+
+        Raises:
+            ApiError: 404 for an unknown name.
+        """
         if model not in self.models():
             said = f"the model {model!r} does not exist here"
             raise ApiError(404, said, "model", "model_not_found")
@@ -249,8 +280,12 @@ class RequestReader:
         param: str = "messages",
         top_logprobs: int | None = None,
     ) -> SearchJob:
-        """The search of this problem. param: the field that it is in. top_logprobs: beside each
-        token, None where its own is not told either. Raises ApiError."""
+        """Build the job for a problem. Raises ApiError 400 for a wrong field or option.
+
+        param: the field that holds the problem.
+        top_logprobs: number of most likely tokens to return with each token; None if the request
+            asks for no log-probabilities at all.
+        """
         options = self.options(fields.model, fields.effort)
         if (thinking := thinking_of(fields, self.context, max_tokens)) is not None:
             options["thinking"] = thinking
@@ -261,7 +296,7 @@ class RequestReader:
         options |= {name: value for name, value in given.items() if value is not None}
         choices = fields.n or 1
         if choices > 1 and options.get("n") == 1:
-            options["choose"] = "majority"  # of samples: nobody need score them
+            options["choose"] = "majority"  # a vote of samples needs no verifier scores
         self._widen(options, choices)
         seed = fields.seed if fields.seed is not None else options.get("seed", self.seed)
         seed = secrets.randbelow(2**31) if seed is None else seed % _SEEDS
@@ -285,13 +320,17 @@ class RequestReader:
             "seed": seed,
         }
         row = STRATEGIES.get(method or DEFAULT_SEARCH)
-        # Log-probabilities and calls come at the end, and their text with them.
+        # Log-probabilities and tool calls are known at the end only, so no text is sent before it.
         whole = top_logprobs is not None or (isinstance(problem, Conversation) and problem.tools)
         streams = row is not None and row.commits and not whole
         return SearchJob(fields.model, problem, options, about, choices, stops, streams, param)
 
     def _widen(self, options: dict[str, Any], choices: int) -> None:
-        """At least as many candidates as are returned."""
+        """Raise `n` in `options` until the search has at least `choices` candidates.
+
+        Raises:
+            ApiError: 400 if `n` exceeds the server's limit.
+        """
         width = options.get("width", self.search.width)
         n = options.get("n", self.search.n)
         if isinstance(n, int) and isinstance(width, int) and 0 < n < choices and width > 0:
@@ -301,7 +340,7 @@ class RequestReader:
 
 
 def text_of(problem: Problem) -> str:
-    """As the page shows it."""
+    """Return a problem's text as the live page shows it."""
     if isinstance(problem, RawPrompt):
         return str(problem.given)
     return problem.problem_text if isinstance(problem, Conversation) else problem
@@ -310,7 +349,7 @@ def text_of(problem: Problem) -> str:
 def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
     options = {}
     for name, value in (search or {}).items():
-        if name == "events":  # of the stream, not of the search
+        if name == "events":  # an option of the stream, not of the search
             continue
         known, param = _NAMES.get(name, name), f"search.{name}"
         if known in _NOT_OURS or known not in option_owners():
@@ -318,7 +357,7 @@ def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
         if known == "search" and not isinstance(value, str | None):
             raise ApiError(400, f"{param}: is a name", param)
         whole = known in _WHOLE and isinstance(value, float) and value.is_integer()
-        options[known] = int(value) if whole else value  # 8.0 is an integer in JSON
+        options[known] = int(value) if whole else value  # in JSON 8.0 counts as an integer
         if known in _WHOLE and type(options[known]) not in (int, type(None)):
             raise ApiError(400, f"{param}: is a whole number", param)
     return options
@@ -341,26 +380,28 @@ def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return stops
 
 
-# --- how long it may think, in the words of several servers --------------------------------------
+# --- thinking budgets, in the fields of several servers ------------------------------------------
 
 _BUDGETS = (
     "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens",
     "reasoning_budget",
 )  # fmt: skip
 _SHARES = {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
-"""Of the context, or of a reply's most tokens, what an effort lets it think; `medium` is as
-started. A context of 32,768 has 1,024 and 4,096, as people want it of vLLM (its issue 55382)."""
+"""The share of the context, or of a reply's `max_tokens` if smaller, that an effort allows for
+thoughts. `medium` leaves the server's own setting. With a context of 32,768 tokens, `minimal` and
+`low` allow 1,024 and 4,096 tokens, as users of vLLM requested (its issue 55382)."""
 
 
 def thinking_of(
     fields: Fields, context: int | None, max_tokens: int | None = None
 ) -> str | int | None:
-    """`--thinking` of a request; None: as the server was started.
+    """Return the value of `--thinking` for a request; None leaves the server's own setting.
 
-    context: of a model that marks thoughts; None: it marks none. max_tokens: of a reply.
+    context: the context length of a model that marks its thoughts; None if it marks none.
+    max_tokens: the limit of a reply's tokens.
 
     Raises:
-        ApiError: 400, for a budget of a model that marks no thoughts, and for two that contradict
+        ApiError: 400 for a budget if the model marks no thoughts, and for fields that contradict
             each other.
     """
     asked, off = fields.reasoning, _switched_off(fields)
@@ -386,7 +427,7 @@ def thinking_of(
 
 
 def _switched_off(fields: Fields) -> str | None:
-    """What in a request says that nothing is to be thought."""
+    """Return the reason, as text, why a request switches thinking off; None if it does not."""
     if fields.effort == "none":
         return "the effort is none"
     if (fields.chat_template_kwargs or {}).get("enable_thinking") is False:

@@ -1,6 +1,7 @@
-"""What a server says of itself: Prometheus metrics, the gauges of its page, and its health.
+"""Reports on a running server: Prometheus metrics, the gauges of its live page, and its health.
 
-A listener of the queue counts what ends; everything else is read when somebody asks.
+`Metrics` listens to the request queue and counts jobs as they begin and end. All other figures are
+read from the solver at the time of a request.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ _GENERATED = (
 )  # fmt: skip
 
 Family = tuple[Any, str, str, str, Mapping[Any, float]]
-"""Kind, name, help, names of labels, and the samples by the values of these."""
+"""One metric family: kind, name, help text, label names separated by blanks, and samples by label
+values."""
 
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
 class Metrics(Collector, Listener):
-    """Counts what a queue's jobs do. registry: of this server alone."""
+    """Counters and histograms over a queue's jobs, and gauges of the current state.
+
+    registry: the Prometheus registry of this server, apart from the process-wide default.
+    """
 
     def __init__(self, queue: RequestQueue) -> None:
         self.registry = CollectorRegistry()
@@ -58,11 +63,11 @@ class Metrics(Collector, Listener):
     # --- a listener of the queue -------------------------------------------------------------
 
     def begun(self, job: SearchJob) -> None:
-        """A search waits, or begins."""
+        """Count the prompt tokens of a job that was submitted."""
         self._tokens.labels("prompt").inc(job.prompt_tokens)
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
-        """It has a solution, or none."""
+        """Count a job's outcome, its seconds and its tokens."""
         searches, seconds = job.paths is None, time.monotonic() - job.began_s
         (self._requests if searches else self._scores).labels(job.state).inc()
         if searches:
@@ -86,7 +91,7 @@ class Metrics(Collector, Listener):
         return generate_latest(self.registry)
 
     def gauges(self) -> list[dict[str, Any]]:
-        """What the page shows of this moment, see `feed.Gauges`."""
+        """Return the current figures for the live page, in the format of `feed.Gauges`."""
         used, states = self._queue.solver.usage(), self._states()
         gauges: list[dict[str, Any]] = [
             {"name": "searches", "value": states["running"]},
@@ -103,7 +108,10 @@ class Metrics(Collector, Listener):
         return gauges
 
     def collect(self) -> Iterable[Metric]:
-        """All families that are of this moment; with replicas of all of them together."""
+        """Yield the metric families of the current state, summed over the replicas, if any.
+
+        Prometheus's registry calls this method.
+        """
         states, engine = self._states(), self._queue.solver
         requests = {(state,): states[state] for state in ("running", "waiting")}
         families = _of_usage(engine.usage())
@@ -128,7 +136,7 @@ class Metrics(Collector, Listener):
 
 
 def _link_bytes(used: Usage) -> dict[tuple[str], int]:
-    """That crossed the link, where there is one."""
+    """Return the bytes copied between host and device by direction; {} without such a link."""
     moved = {("h2d",): used.engine.h2d_bytes, ("d2h",): used.engine.d2h_bytes}
     return moved if used.has_link else {}
 
@@ -162,8 +170,11 @@ def _of_usage(used: Usage) -> list[Family]:
 
 
 def health(queue: RequestQueue) -> dict[str, Any]:
-    """That the server is alive, and whether it takes searches; of replicas, who is there; of a
-    generator elsewhere, why it does not answer."""
+    """Return the server's status and its number of searches.
+
+    The status is "ok", "degraded" or "draining". With replicas, their names and the wanted number
+    are included. If a remote generator does not answer, the reason is included.
+    """
     engine, status, more = queue.solver, "ok", dict[str, Any]()
     if engine.remote is not None and (fault := engine.remote.fault()):
         status, more = "degraded", {"generator": fault}

@@ -1,4 +1,4 @@
-"""RequestQueue: runs the searches of all requests in the solver's thread, and tells listeners."""
+"""The request queue: submits the searches of all requests to a solver and informs listeners."""
 
 from __future__ import annotations
 
@@ -26,21 +26,26 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Hears of every job: `begun` and `ended` in the event loop, `round` in the solver's thread,
-    where the tree is alive. All have to be quick; what one raises is logged and stops no other."""
+    """An observer of every job of a queue.
+
+    `begun` and `ended` are called in the event loop. `round` is called in the solver's thread,
+    which alone may read the growing tree. All three must return quickly. An exception of a listener
+    is logged, and the remaining listeners are still called.
+    """
 
     def begun(self, job: SearchJob) -> None: ...
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None: ...
 
     def round(self, job: SearchJob, report: RoundReport) -> None:
-        """A round is decided. Optional."""
+        """Handle a decided round. Overriding this method is optional."""
         return
 
 
 class RequestQueue:
-    """Admit requests, submit them to an engine, and drain them at the end.
+    """A queue that admits requests, submits them to an engine, and drains them at the end.
 
-    seed: of searches that name none; None: drawn anew. receipts: replies hold them.
+    seed: the seed of every search that names none; None for a random seed per search.
+    receipts: whether replies include receipts.
     """
 
     def __init__(
@@ -61,11 +66,12 @@ class RequestQueue:
         self.listeners: list[Listener] = []
         self.draining = self._hurried = False
         self._waits: set[asyncio.Task[None]] = set()
-        self._coming: Counter[str | None] = Counter()  # that are being looked at, by owner
+        # Number of jobs by owner that are being submitted in a thread; they count towards limits.
+        self._coming: Counter[str | None] = Counter()
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all that decides an answer besides the request."""
+        """A hash of everything except the request that decides an answer: version and settings."""
         settings = self.solver.settings.model_dump(mode="json")
         facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
         return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
@@ -74,11 +80,12 @@ class RequestQueue:
         """Submit a search.
 
         Raises:
-            ApiError: 503 while the server ends, 429 where too many are here, 400 for what is wrong.
+            ApiError: 503 while the server shuts down, 429 if too many searches run or wait, 400 for
+                a wrong problem or option.
         """
         self._check_room(owner)
         job.owner, loop = owner, asyncio.get_running_loop()
-        known = threading.Event()  # a round is nobody's before the job is
+        known = threading.Event()  # listeners must hear `begun` before the first round
         given_up = False
 
         def on_round(report: RoundReport) -> None:
@@ -93,7 +100,7 @@ class RequestQueue:
 
         def submit() -> None:
             job.submit(self.solver, on_round)
-            if given_up:  # whoever waited for this thread did not wait for its end
+            if given_up:  # the request was cancelled while this thread was still submitting
                 job.cancel()
 
         self._coming[owner] += 1
@@ -119,7 +126,7 @@ class RequestQueue:
     async def begin_search(
         self, problem: str, options: Mapping[str, Any], owner: str | None = None
     ) -> SearchJob:
-        """Submit a problem with options by the names of recipes. Raises as `begin`."""
+        """Submit a problem with options under the names that recipes use. Raises as `begin`."""
 
         def read() -> SearchJob:
             fields = parsed(Fields, {"model": self.reader.name, "search": dict(options)})
@@ -128,7 +135,7 @@ class RequestQueue:
         return await self.begin(await asyncio.to_thread(read), owner)
 
     async def drain(self) -> None:
-        """Admit no more; wait for the searches that run until the grace period is over."""
+        """Refuse new searches, wait for the grace period, then cancel the searches left."""
         self.draining = True
         deadline = time.monotonic() + self.limits.drain_s
         while self._num_here() and time.monotonic() < deadline and not self._hurried:
@@ -155,7 +162,7 @@ class RequestQueue:
         raise ApiError(429, f"running or waiting: {full}", code="queue_full", retry_after_s=5)
 
     def _num_here(self, owner: str | None = None) -> int:
-        """Count searches that run, wait or are being submitted; of one owner, or of all."""
+        """Count the searches of one owner, or of all, that run, wait or are being submitted."""
         if owner is None:
             return len(self.jobs) + self._coming.total()
         return sum(job.owner == owner for job in self.jobs.values()) + self._coming[owner]
@@ -166,11 +173,11 @@ class RequestQueue:
         try:
             outcome = await job.handle
         except Cancelled as error:
-            # Who ends the server still hands out what there is.
+            # While the server shuts down, return the best candidate so far instead of an error.
             outcome = (error.partial or _ending()) if self.draining else error
-        except asyncio.CancelledError:  # of this task, not of the search
+        except asyncio.CancelledError:  # this task was cancelled, not the search
             raise
-        except BaseException as error:  # of the solver's thread: no end of this one
+        except BaseException as error:  # raised in the solver's thread: must not end this one
             if api_error(error).status >= 500:
                 log.error("%s", job.id, exc_info=error)
             outcome = error

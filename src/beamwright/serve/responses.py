@@ -1,8 +1,9 @@
-"""Endpoints without choices: `POST /v1/responses`, text in, text out, without any state; and
-`POST /v1/score`, what the verifier thinks of steps that a client gives.
+"""Endpoints whose replies have no `choices`: `POST /v1/responses` and `POST /v1/score`.
 
-A score goes the way of a search: the same queue and bounds, a place among the requests, a line on
-the page. Scores come between iterations of the searches that are under way.
+The first takes and returns text and stores no state between requests. The second returns the
+verifier's scores of steps that the client sends. A score request is handled like a search: it has
+the same queue and limits, counts as one request, and is listed on the live page. The verifier
+scores it between decode iterations of the running searches.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ _MISSING = {
 
 
 def _as_messages(given: Any) -> Any:
-    """Items as messages: what was thought goes into the message behind it. Raises ApiError."""
+    """Convert input items to messages, and put each thought into the message that follows it.
+
+    Raises:
+        ApiError: 400 for an item of an unsupported type.
+    """
     if not isinstance(given, list):
         return [{"role": "user", "content": given}] if isinstance(given, str) else given
     messages, thought = list[Any](), ""
@@ -50,7 +55,7 @@ def _as_messages(given: Any) -> Any:
 
 
 class ResponseFields(Fields):
-    """What a response takes: a text, or messages."""
+    """Fields of a response request. input: a text, or a list of messages."""
 
     input: Annotated[list[Message], ITEMS, BeforeValidator(_as_messages)] = Field(min_length=1)
     instructions: str | None = None
@@ -58,14 +63,17 @@ class ResponseFields(Fields):
 
 
 class ResponsesEndpoint(Endpoint):
-    """One response; its events are numbered and named: here clients do go by that."""
+    """`POST /v1/responses`: one reply to a text or to messages, whole or as a stream of events.
+
+    Events have numbers and names, because clients of this endpoint read both.
+    """
 
     path, takes = "/v1/responses", ResponseFields
     fields: ResponseFields
     _number, _sent = 0, ""
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """One search."""
+        """Turn the body into one search."""
         fields = self.fields = parsed(ResponseFields, body)
         if fields.n not in (None, 1):
             raise ApiError(400, "n: one response only", "n")
@@ -78,7 +86,7 @@ class ResponsesEndpoint(Endpoint):
         return [self.queue.reader.job(fields, problem, limit, "input")]
 
     def whole(self) -> dict[str, Any]:
-        """The response with its answer."""
+        """Build the response with its answer."""
         (job,) = self.jobs
         (answer,) = choices_of(job)
         done, counts = finish_of(answer) == "stop", usage([job])
@@ -100,7 +108,10 @@ class ResponsesEndpoint(Endpoint):
         }
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """From its creation to its end: what was thought, and one message of one part."""
+        """Stream the events of a response: its creation, the thought, one message, its end.
+
+        The message has one content part. The thought is sent whole, before the message's text.
+        """
         (job,) = self.jobs
         yield self._say("response.created", response=self._head("in_progress"))
         async for _ in job.changes():
@@ -121,7 +132,10 @@ class ResponsesEndpoint(Endpoint):
         yield self._say(f"response.{response['status']}", response=response)
 
     def _told(self, thought: str, text: str) -> Iterator[bytes]:
-        """What of the message was not told; before its first text comes the whole thought."""
+        """Yield the part of `text` that was not sent yet.
+
+        The events with the whole `thought` come before the first text.
+        """
         if not self._place:
             yield from self._begun(thought)
         if new := behind(text, self._sent):
@@ -129,7 +143,10 @@ class ResponsesEndpoint(Endpoint):
         self._sent = text
 
     def _begun(self, thought: str) -> Iterator[bytes]:
-        """The events before the message's text, and where it stands."""
+        """Yield the events that precede the message's text, and set `_place`.
+
+        `_place` holds the indices of the message, which every later event repeats.
+        """
         index = 0
         if thought and self.fields.shows_thoughts:
             done = self._thought_item(thought)
@@ -146,8 +163,9 @@ class ResponsesEndpoint(Endpoint):
         yield self._say("response.content_part.added", **self._place, part=_part(""))
 
     def failed(self, error: ApiError) -> bytes:
-        """The response's own failure."""
-        code = "invalid_prompt" if error.status == 400 else "server_error"  # of its list
+        """Build the event of a failed response."""
+        # Both codes are on OpenAI's list for this endpoint.
+        code = "invalid_prompt" if error.status == 400 else "server_error"
         failed = {**self._head("failed"), "error": {"code": code, "message": error.message}}
         return self._say("response.failed", response=failed)
 
@@ -192,10 +210,11 @@ _Path = Annotated[list[_Text], Field(max_length=_MOST_STEPS, fail_fast=True)]
 
 
 class ScoreFields(BaseModel):
-    """What is scored: a problem, or messages, and the steps of one path, or of several.
+    """Fields of a score request: a problem or messages, and the steps of one or several paths.
 
-    delimiter: ends every step but the last of a path, where it does not stand there; without it the
-    server's. A path ends with its last step.
+    A path is a solution as a list of steps; its last step ends it.
+    delimiter: the text that ends each step except the last of a path. It is appended to a step that
+        does not end with it. Default: the server's delimiter.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -208,12 +227,12 @@ class ScoreFields(BaseModel):
 
 
 class ScoreEndpoint(Endpoint):
-    """Scores of given steps, one each, and of the paths that they make."""
+    """`POST /v1/score`: the verifier's score of each given step and of each path of steps."""
 
     path, takes = "/v1/score", ScoreFields
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """One job for all paths."""
+        """Turn the body into one job that scores all paths."""
         fields, limits = parsed(ScoreFields, body), self.queue.limits
         model = fields.model or self.queue.reader.name
         self.queue.reader.options(model)
@@ -236,8 +255,10 @@ class ScoreEndpoint(Endpoint):
         return [SearchJob(model, asked, options, about, len(paths), param=param, paths=paths)]
 
     def whole(self) -> dict[str, Any]:
-        """A score for each path, as vLLM has them, and for each of its steps; and what makes them
-        doubtful."""
+        """Build the reply: the scores of each path and of its steps, in vLLM's format.
+
+        Its warnings say why the scores may be unreliable.
+        """
         (job,) = self.jobs
         solution = job.found
         read, written = solution.tokens.verifier_prefilled, solution.tokens.verifier_generated

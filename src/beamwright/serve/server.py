@@ -1,10 +1,11 @@
-"""The server: one process, a socket whose clients may have no good in mind, and a guard in front.
+"""The server process: its listening socket, a guard against hostile clients, and its shutdown.
 
-The guard is a plain ASGI application around another one. Hosts and origins are checked so that a
-page of somebody else's cannot drive a server on this machine (addresses are let in, which
-Starlette's middleware cannot say); there is no CORS, and a POST has to say that it is JSON, which
-no form can. It logs how requests ended: ids, paths, statuses and seconds, never a key or a prompt.
-A server that is told to end still gives everybody their answer.
+The guard is an ASGI application that wraps another one. It checks hosts and origins, so that a
+foreign web page in the user's browser cannot control a server on this machine. It accepts every IP
+address as a host, which Starlette's middleware cannot express. CORS is not enabled, and a POST must
+have the content type JSON, which an HTML form cannot send. The guard logs each request's id, path,
+status and seconds, never a key or a prompt. A server that shuts down still answers the searches
+that run.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ if TYPE_CHECKING:
     from beamwright.serve.queue import RequestQueue
 
 _REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
-"""Id of the request that a task works for; every line that it logs has it."""
+"""Id of the request that the current task handles; `JsonLines` adds it to every log line."""
 
 _LOGGED = ("method", "path", "status", "seconds")
 _SMALL_BYTES = 64 * 1024
-"""Bytes of each body that are always admitted; ServerLimits.bodies_bytes bounds the rest of all."""
+"""Bytes of each body that are always admitted; `ServerLimits.bodies_bytes` limits the rest, summed
+over all bodies."""
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -56,16 +58,17 @@ _HEADERS = (
 
 
 def owner_of(request: Request) -> str | None:
-    """Return the digest of the key that a request came with; None where there are no keys."""
+    """Return the digest of the request's API key; None if the server has no keys."""
     owner: str | None = getattr(request.state, "owner", None)
     return owner
 
 
 class Guard:
-    """Check each request, give it an id, bound its body, and log how it ended.
+    """An ASGI application that checks each request, gives it an id, limits its body and logs it.
 
-    hosts: names that a request may use, beside addresses, which are no name that somebody's DNS
-    could point here. keys: kept as digests only; empty: no key is needed.
+    hosts: host names that a request may use. IP addresses are always accepted, since a foreign DNS
+        entry cannot imitate them (DNS rebinding).
+    keys: the API keys, of which only digests are kept; if empty, no key is needed.
     """
 
     def __init__(
@@ -74,7 +77,8 @@ class Guard:
         self._app, self._limits = app, limits
         self._hosts = {host.lower() for host in hosts}
         self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
-        self._bodies_bytes = 0  # of large bodies, see `_SMALL_BYTES`
+        # Bytes of all bodies in memory, without the first `_SMALL_BYTES` of each.
+        self._bodies_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -97,7 +101,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = [(b"x-request-id", number.encode()), *_HEADERS]
-                if _has_two_lengths(headers):  # what is behind it may be of somebody else
+                # The bytes after an ambiguous body may belong to another client of the same proxy.
+                if _has_two_lengths(headers):
                     named.append((b"connection", b"close"))
                 message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
@@ -107,7 +112,7 @@ class Guard:
             nonlocal size, large
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._limits.body_bytes:  # without a length, or beyond it
+            if size > self._limits.body_bytes:  # content-length was missing or too small
                 raise self._limits.too_large
             before, large = large, max(0, size - _SMALL_BYTES)
             self._bodies_bytes += large - before
@@ -121,7 +126,8 @@ class Guard:
         except ApiError as error:
             await error.response(scope, receive, sent)
         except Exception:
-            # It has been logged and answered; a server that hears of it cuts the connection.
+            # The application has logged and answered the error. Raising it again would make uvicorn
+            # close the connection, so do that only if the response is incomplete.
             if not whole:
                 raise
         finally:
@@ -131,7 +137,7 @@ class Guard:
         log.info("request %s", number, extra=dict(zip(_LOGGED, logged, strict=True)))
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
-        """Return the owner of a request that is allowed in. Raises ApiError for any other."""
+        """Return the owner of a permitted request. Raises ApiError for a request that is not."""
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length beside transfer-encoding")
         host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
@@ -155,7 +161,10 @@ class Guard:
         return owner
 
     def owner(self, authorization: str) -> str | None:
-        """Return the digest of a known key, None for another; in the same time for every key."""
+        """Return the digest of a known key, None for an unknown one.
+
+        The comparison takes the same time for every key, so that timing reveals nothing.
+        """
         scheme, _, key = authorization.partition(" ")
         given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as headers are read
         known = False
@@ -172,7 +181,10 @@ def _is_address(host: str) -> bool:
 
 
 def _has_two_lengths(headers: Mapping[str, str]) -> bool:
-    """True if a proxy may have read another length than this server would (request smuggling)."""
+    """Return True if a proxy may have read another body length than this server would.
+
+    Attackers use this difference for request smuggling.
+    """
     return "transfer-encoding" in headers and "content-length" in headers
 
 
@@ -197,14 +209,15 @@ class JsonLines(logging.Formatter):
 # --- the socket ------------------------------------------------------------------------------
 
 READ_BYTES = 16 * 1024
-"""Bytes read at a time: a chunk of one byte costs the parser 60 us, and others wait meanwhile."""
+"""Bytes read from a connection at a time. An HTTP chunk of one byte takes the parser 60 us, during
+which all other requests wait, so a larger read would delay them longer."""
 
 HEAD_S = 30.0
-"""Timeout of a request's head, from its connection or its first byte on."""
+"""Timeout for a request's head in seconds, counted from the connection or the head's first byte."""
 
 MOST_CONNECTIONS = 512
-"""Open connections. One more replaces the idle one that has been silent longest; where none is idle
-the new one is closed."""
+"""Limit of open connections. A further connection replaces the idle one that was silent longest. If
+no connection is idle, the new one is closed."""
 
 
 class Connection(H11Protocol):
@@ -214,18 +227,18 @@ class Connection(H11Protocol):
     _heard_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timeout of the first head; make room where there are too many connections."""
+        """Start the timeout of the first head, and close a connection if there are too many."""
         super().connection_made(transport)
         self._heard_s = self.loop.time()
         if len(self.connections) > MOST_CONNECTIONS:
             others = [other for other in self.connections if isinstance(other, Connection)]
-            idle = [other for other in others if other._is_idle]  # this one, where no other is
+            idle = [other for other in others if other._is_idle]  # includes this new one
             min(idle, key=lambda other: other._heard_s).transport.close()
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own: 256 KiB
         self._late = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Parse more of a request; end its timeout with its head, start one for the next."""
+        """Parse received bytes. Stop the timeout once a head is complete; start it for the next."""
         self._heard_s = self.loop.time()
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
@@ -234,7 +247,7 @@ class Connection(H11Protocol):
             self._late = self.loop.call_later(HEAD_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timeout."""
+        """Stop the timeout of a connection that has closed."""
         self._in_time()
         super().connection_lost(exc)
 
@@ -250,8 +263,11 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Shut down gracefully: SIGTERM or Ctrl-C refuses new searches and waits for those that run; a
-    second one ends these with the best so far."""
+    """A uvicorn server that shuts down gracefully.
+
+    After SIGTERM or Ctrl-C it refuses new searches and waits for running ones for a grace period. A
+    second signal ends the grace period: running searches end with the best candidate so far.
+    """
 
     def __init__(self, app: ASGIApp, queue: RequestQueue) -> None:
         config = uvicorn.Config(
@@ -270,13 +286,13 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Handle a signal for uvicorn; any thread may call it."""
+        """Begin the shutdown on a signal, in the place of uvicorn's handler; from any thread."""
         del sig, frame
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until told to end."""
+        """Serve until the shutdown is complete."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
@@ -292,10 +308,10 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open a socket that listens there; port 0 is any free one.
+    """Open a listening socket at `host` and `port`; port 0 takes any free port.
 
     Raises:
-        InputError: if it cannot.
+        InputError: if the address cannot be used.
     """
     is_v6 = ":" in host
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
@@ -308,8 +324,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def run_app(app: ASGIApp, listening: socket.socket, log_level: str) -> None:
-    """Serve an app without searches of its own; Ctrl-C ends it at once."""
+    """Serve an application that has no request queue to drain; Ctrl-C ends it at once."""
     config = uvicorn.Config(app, log_level=log_level, access_log=False)
     config.timeout_graceful_shutdown = 1
-    with suppress(KeyboardInterrupt):  # that is how it ends
+    with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to end it
         uvicorn.Server(config).run(sockets=[listening])
