@@ -1,8 +1,9 @@
-"""What a model of `transformers` is, found by running it once on the meta device; no weights.
+"""Surveys a `transformers` model by running it once on the meta device, without weights.
 
-A forward pass of a few tokens shows what each layer hands to attention (heads, window, soft cap,
-whose KV), what states it keeps, which weights are read by linear products alone, and which modules
-are experts. So no family needs code of its own here, and sizes are known before anything loads.
+A forward pass of a few tokens shows what each layer hands to attention: heads, window, soft cap and
+the layer that owns the KV. It also shows the states that layers keep, the weights that only linear
+products read, and the modules that are experts. So no family needs code here, and all sizes are
+known before weights load.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from beamwright.models.recurrent import check_stateless, states_of, take_caches
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
 NAME = "beamwright"
-"""How `transformers` knows our attention and our experts."""
+"""Name under which our attention and our experts are registered in `transformers`."""
 
 _SURVEY = "beamwright-survey"
 _LEAST_VERSION = (5, 23)
@@ -35,40 +36,35 @@ _MIXES = {
     *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
     "scaled_dot_product_attention",
 }
-"""What brings tokens together, where no layer of ours attends and no state is kept."""
+"""Functions that mix tokens. A layer that calls one must use our attention or keep a known state."""
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 
 @dataclass(frozen=True)
 class Attended:
-    """What one layer handed to attention: heads, their width, which tokens a token sees."""
+    """The arguments that one layer handed to attention."""
 
-    key: Tensor
+    key: Tensor  # layers that share KV hand over the same tensor
     heads: int
     kv_heads: int
     head_dim: int
-    mask: Any
+    mask: Any  # a mask function, which says which tokens a token attends to
     softcap: float | None
 
 
 @dataclass
 class Survey:
-    """A model on the meta device, and what a forward pass of it has shown.
-
-    body: the model without its head, by that name; layers_at: the list of its layers. is_part: it
-    is the text part of a larger model. calls: by layer. products: names of weights that nothing but
-    `F.linear` reads. experts: names of those modules, and how many experts a token takes.
-    """
+    """A model on the meta device, and the facts that its forward pass has shown."""
 
     model: Any
-    body: Any
-    body_at: str
-    layers_at: str
-    is_part: bool = False
-    calls: dict[int, Attended] = field(default_factory=dict)
-    recurrent: dict[str, tuple[StatePart, ...]] = field(default_factory=dict)
-    products: frozenset[str] = frozenset()
-    experts: dict[str, int] = field(default_factory=dict)
+    body: Any  # the model without its LM head
+    body_at: str  # the body's name in the model
+    layers_at: str  # the name of the list of layers
+    is_part: bool = False  # the model is the text part of a larger model
+    calls: dict[int, Attended] = field(default_factory=dict)  # by layer
+    recurrent: dict[str, tuple[StatePart, ...]] = field(default_factory=dict)  # by module name
+    products: frozenset[str] = frozenset()  # names of the weights that only `F.linear` reads
+    experts: dict[str, int] = field(default_factory=dict)  # experts per token, by module name
 
     @property
     def layers(self) -> torch.nn.ModuleList:
@@ -78,14 +74,17 @@ class Survey:
         return found
 
     def quantises(self, name: str) -> bool:
-        """Whether `--weights` is for this projection: one of a layer's, and no router or gate."""
+        """Return whether `--weights` quantises the weight `name`.
+
+        It must be a layer's projection, but no router, no gate, and none to one number per head.
+        """
         if name not in self.products or not name.startswith(f"{self.layers_at}."):
             return False
         at = name.rpartition(".")[0]
         module = self.model.get_submodule(at)
         counts = {1, *(self.model.get_submodule(each).num_experts for each in self.experts)}
         states = self.recurrent.get(at.rpartition(".")[0], ())
-        counts |= {part.size[0] for part in states if part.kind == "recurrent"}  # one for a head
+        counts |= {part.size[0] for part in states if part.kind == "recurrent"}  # heads
         return isinstance(module, torch.nn.Linear) and module.out_features not in counts
 
 
@@ -93,7 +92,10 @@ class Survey:
 
 
 def bind(model: torch.nn.Module, attend: Callable[..., Any], experts: Callable[..., Any]) -> None:
-    """Have a model's attention and experts computed by these; its modules carry them."""
+    """Let `attend` and `experts` compute a model's attention and experts.
+
+    Each module gets both as an attribute, because `transformers` passes the module to them.
+    """
     for module in model.modules():
         module.__dict__["beamwright"] = (attend, experts)
 
@@ -107,7 +109,11 @@ def _experts(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Mask:
-    """What a token sees. Gemma 4 takes those of the rows that it reads: of all, they are all."""
+    """A mask function: it says which tokens a token attends to.
+
+    Gemma 4 slices masks to the rows that it needs. In a survey it needs all rows, so a slice is the
+    whole mask.
+    """
 
     def __init__(self, sees: Callable[..., Any]) -> None:
         self._sees = sees
@@ -120,7 +126,8 @@ class _Mask:
 
 
 def _register() -> None:
-    """
+    """Register our attention, masks and experts in `transformers`.
+
     Raises:
         NotBuiltError: if this `transformers` is too old.
     """
@@ -137,7 +144,8 @@ def _register() -> None:
 
     for name in (NAME, _SURVEY):
         AttentionInterface.register(name, _attend)
-    # A name without a mask function gets no masks; in a survey they say what a token sees.
+    # `transformers` gives masks only to names with a mask function. A survey needs them to learn
+    # which tokens a token attends to.
     AttentionMaskInterface.register(_SURVEY, lambda mask_function, **_: _Mask(mask_function))
     ExpertsInterface.register(NAME, _experts)
 
@@ -146,13 +154,13 @@ def _register() -> None:
 
 
 def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
-    """Build the model of a config on the meta device, and run it there.
+    """Build the model of a config on the meta device, run it there, and return the findings.
 
     Raises:
-        NotBuiltError: if `transformers` has no causal model for it, or its layers do what no view
-            of ours computes.
+        NotBuiltError: if `transformers` has no causal model for the config, or if our attention
+            views cannot compute its layers.
     """
-    with quiet_import():  # it imports torchao, if that is installed
+    with quiet_import():  # `transformers` imports torchao if it is installed
         _register()
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
@@ -163,14 +171,16 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
             with torch.inference_mode():
                 _run(found)
             found.is_part = text is not config
-            for module in found.model.modules():  # what the pass has left: long_inv_freq
+            # Remove meta tensors that the pass has left in modules, such as `long_inv_freq`.
+            for module in found.model.modules():
                 kept = {n: v for n, v in vars(module).items() if not isinstance(v, Tensor)}
                 module.__dict__ = kept
     except NotBuiltError:
         raise
-    except Exception as error:  # model code of any family
+    except Exception as error:  # the code of a family may raise anything
         line = error_line(error)
-        known = _SURVEY not in line  # Falcon looks classes up by the attention's name
+        # Falcon chooses a class by the attention's name; its error then contains our name.
+        known = _SURVEY not in line
         why = f"its layers do not run here ({line})" if known else "attention of its own"
         raise NotBuiltError(_refusal(text, why)) from error
     if not found.calls:
@@ -191,7 +201,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
         raise NotBuiltError(_refusal(config, line))
     for rope in _ropes(config):
         if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
-            rope["rope_type"] = "default"  # the same up to max_position_embeddings
+            rope["rope_type"] = "default"  # equal up to max_position_embeddings
     options = {"attn_implementation": _SURVEY, "experts_implementation": NAME, "dtype": dtype}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()
@@ -210,7 +220,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
 
 
 def _run(found: Survey) -> None:
-    """Note what a few tokens on the meta device do in each layer."""
+    """Run a few tokens through the model, and record in `found` what each layer does."""
     chosen: dict[torch.nn.Module, int] = {}
     attending = set[torch.nn.Module]()
 
@@ -234,7 +244,8 @@ def _run(found: Survey) -> None:
     bind(found.model, attend, experts)
     ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     places = torch.arange(_TOKENS, device="meta")[None]
-    # The mask of padding only says that no sequences are packed; its values are looked at.
+    # A padding mask tells the model that no sequences are packed. The model reads its values, so it
+    # cannot be on the meta device.
     mask = torch.ones(1, _TOKENS, dtype=torch.long)
     with _Uses(found.model, found.layers) as seen:
         found.body(ids, attention_mask=mask, position_ids=places, use_cache=False)
@@ -257,10 +268,11 @@ def _run(found: Survey) -> None:
 
 
 class _Uses(TorchFunctionMode):
-    """Notes what happens in a model that runs.
+    """Records the functions and modules that a running model calls.
 
-    uses: functions that read each parameter. mixing: by layer, one that brings tokens together.
-    cached: how modules that take a cache are called, by layer and name there.
+    uses: the functions that read each parameter, by its name.
+    mixing: a function that mixes tokens, by layer.
+    cached: the arguments of modules with a cache argument, by layer and name within the layer.
     """
 
     def __init__(self, model: torch.nn.Module, layers: torch.nn.ModuleList) -> None:
@@ -296,7 +308,7 @@ class _Uses(TorchFunctionMode):
         called = getattr(func, "__name__", "")
         if self._layer is not None and called in _MIXES:
             self.mixing[self._layer] = called
-        if called != "__get__":  # an attribute
+        if called != "__get__":  # reading an attribute, such as a shape, is no use of the weight
             for place, value in enumerate((*args, *(kwargs or {}).values())):
                 name = self._names.get(id(value))
                 if name is not None and (func is not F.linear or place == 1):
@@ -308,7 +320,7 @@ class _Uses(TorchFunctionMode):
 
 
 def shape_of(found: Survey, max_context: int | None) -> ModelShape:
-    """The shape of a surveyed model, with what it is built of.
+    """Return the shape of a surveyed model, including its sizes.
 
     Raises:
         NotBuiltError: if its layers cannot share one attention view.
@@ -348,15 +360,16 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """How positions are turned: of all layers, or of each kind of them."""
+    """Return the rotary parameters of a config: for all layers, and for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
 def _check_rotary(config: Any, context: int) -> None:
-    """
+    """Check that rotary frequencies do not depend on the longest path of a batch.
+
     Raises:
-        NotBuiltError: if rotary frequencies follow from the longest path of a batch.
+        NotBuiltError: if they do.
     """
     for each in _ropes(config):
         most = each.get("original_max_position_embeddings") or config.max_position_embeddings
@@ -370,7 +383,10 @@ def _check_rotary(config: Any, context: int) -> None:
 def _groups(
     calls: dict[int, Attended], context: int, chunk: int | None
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
-    """Layers that read others' keys, and the rest by what attention does in them."""
+    """Return pairs (layer, owner of the KV that it reads), and the other layers by attention.
+
+    chunk: the chunk size of chunked attention. It equals full attention up to this context.
+    """
     owners: dict[int, int] = {}
     shared, members = [], defaultdict(list)
     for number, call in sorted(calls.items()):
@@ -379,7 +395,7 @@ def _groups(
             continue
         try:
             window = window_of(call.mask, context)
-        except RuntimeError as error:  # of masks that look at other tensors, on the meta device
+        except RuntimeError as error:  # the mask reads other tensors, which are on the meta device
             if context > (chunk or 0):
                 raise NotBuiltError(f"chunked attention: use --context {chunk} or less") from error
             window = None
@@ -389,10 +405,12 @@ def _groups(
 
 
 def window_of(mask: Any, context: int) -> int | None:
-    """How many tokens a token sees by this mask function; None for all before it.
+    """Return the number of tokens that a token attends to by a mask function, including itself.
+
+    None: it attends to all tokens up to itself.
 
     Raises:
-        NotBuiltError: if it sees others.
+        NotBuiltError: if the mask is neither causal nor a sliding window.
     """
     places, seen = torch.arange(context), []
     for place in {context - 1, context - 2, context // 2}:

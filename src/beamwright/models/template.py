@@ -1,8 +1,8 @@
-"""Chat templates are programs that a model folder brings along: they are given bounds.
+"""Renders chat templates within bounds, because they are programs from a model's folder.
 
-They are rendered here, with the names that `transformers` gives them, in Jinja's sandbox, which
-keeps them from everything but memory and time. The time that they see is an argument: a render
-never looks at the clock.
+Templates get the names that `transformers` gives them. Jinja's sandbox protects everything except
+memory and time, which this module bounds. The time that a template sees is an argument, so a
+rendering never reads the clock.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from beamwright.errors import InputError, error_line, message_of
 
 RENDER_S = 5.0
 MOST_CHARACTERS = 1 << 24
-_MOST_SOURCE = 1 << 18  # characters; published ones have some ten thousand
-_DEEPEST = 200  # Python takes no more brackets or blocks than about this
+_MOST_SOURCE = 1 << 18  # characters of a template; published ones have about ten thousand
+_DEEPEST = 200  # deepest nesting; Python compiles about as many nested brackets or blocks
 _LARGEST = 100_000
 _LONGEST_REPEATED = 100
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
 
 _WORD = re.compile(r"\w+")
-_PHRASE = 8  # words
+_PHRASE = 8  # words of a phrase
 _MOST_PHRASES = 64
-CLOCK = "strftime_now"  # what templates ask for the time
-_NO_TIME = "1970-01-01"  # of what is rendered to look at the template alone
+CLOCK = "strftime_now"  # the function that templates call for the time
+_NO_TIME = "1970-01-01"  # the time if a template is rendered only to inspect it
 
 WriteChat = Callable[..., str]
-"""A conversation as text: `messages`, and what else the template may ask for by name; `now` is the
-time that it sees, in ISO 8601."""
+"""A function that renders a conversation to text.
+
+It takes `messages` and further template arguments by name. `now` is the time that the template
+sees, in ISO 8601.
+"""
 
 
 class _Generation(Extension):
-    """`transformers` has this tag, around what the assistant says."""
+    """The tag `generation`, which `transformers` defines around the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 (as its base has it)
 
@@ -58,7 +61,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, *, ensure_ascii: bool = False, **form: Any) -> str:
-    """Jinja's own filter escapes for HTML."""
+    """Convert to JSON without escaping for HTML, which Jinja's own filter does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
 
@@ -68,7 +71,7 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(
 _ENVIRONMENT.filters["tojson"] = _to_json
 _ENVIRONMENT.globals |= {
     "raise_exception": _refuse,
-    # Methods of the class would change what a template is given.
+    # A function, not the class: a method of the class could change the template's arguments.
     "dict": lambda *args, **named: dict(*args, **named),  # noqa: PLW0108
 }
 
@@ -77,13 +80,14 @@ _ENVIRONMENT.globals |= {
 
 
 def check_template(template: Any, where: str) -> None:
-    """Refuse what is computed in one go, which nothing can interrupt, and what is no program.
+    """Check that a template is valid Jinja without single operations that take too long.
 
-    template: of a tokenizer; several go by name.
+    One operation of the interpreter, such as a power, cannot be interrupted.
+    template: a template, or several by name; other types are ignored.
 
     Raises:
         InputError: for a power, a product without a small literal, a large number or width, a text
-            that is too long or nested too deeply, and one that is no Jinja.
+            that is too long or nested too deeply, and a text that is not valid Jinja.
     """
     way = "; correct it, or give --chat-template FILE for --model"
     for text in _texts(template):
@@ -96,14 +100,14 @@ def check_template(template: Any, where: str) -> None:
             wrong = f"no Jinja that can be read, at line {error.lineno}: {line.strip():.60}"
         except (RecursionError, MemoryError):
             wrong = "nested too deeply"
-        except (ValueError, OverflowError) as error:  # a number too long to be read
+        except (ValueError, OverflowError) as error:  # a number with too many digits
             wrong = error_line(error)
         if wrong is not None:
             raise InputError(f"{where}: chat template: {wrong}{way}")
 
 
 def names_read(template: str | dict[str, str] | None) -> frozenset[str]:
-    """Names that a template, or one of several, may read of what it is given."""
+    """Return the names of the arguments that a template, or one of several, may read."""
     read = (meta.find_undeclared_variables(_ENVIRONMENT.parse(t)) for t in _texts(template))
     return frozenset[str]().union(*read)
 
@@ -114,7 +118,7 @@ def _texts(template: Any) -> Iterator[str]:
 
 
 def _refused(text: str) -> str | None:
-    """What a template must not do; None for what it may."""
+    """Return the first violation in a template, for a message; None if it has none."""
     if len(text) > _MOST_SOURCE:
         return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
     parsed = _ENVIRONMENT.parse(text)
@@ -142,25 +146,27 @@ def _refused_node(node: nodes.Node) -> str | None:
 
 
 def _is_small(node: nodes.Node) -> bool:
-    value = getattr(node, "value", None)  # of a literal
+    value = getattr(node, "value", None)  # only a literal has one
     if isinstance(value, str):
         return len(value) <= _LONGEST_REPEATED
     return isinstance(value, int | float) and abs(value) <= _LARGEST
 
 
 def _pattern(node: nodes.Node) -> str:
-    """The literal that a node fills in by its `%` or `{}` fields; empty where it is none."""
+    """Return the literal format string of a `%` or `format` expression, else an empty string."""
     literal = None
     if isinstance(node, nodes.Mod):
         literal = node.left
     elif getattr(node, "name", getattr(node, "attr", "")) in ("format", "format_map"):
-        literal = getattr(node, "node", None)  # of a filter or a method
+        literal = getattr(node, "node", None)  # a filter's input or a method's object
     return str(literal.value) if isinstance(literal, nodes.Const) else ""
 
 
 def is_held(text: str, rendered: str) -> bool:
-    """True if a rendered text holds another one, or half of its phrases: templates take blanks
-    away, and may escape or leave out a word."""
+    """Return whether `rendered` contains `text`, or at least half of its phrases.
+
+    Only words are compared, because templates strip blanks and may escape or leave out a word.
+    """
     shown = _words(rendered.replace("\\n", "\n"))
     if (whole := _words(text)) in shown:
         return True
@@ -178,11 +184,13 @@ def _words(text: str) -> str:
 
 
 def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that goes through the members of a call's arguments: a text that is
-    no JSON, as of a call that was cut off, is inside an object.
+    """Return messages in which the arguments of every tool call are an object.
+
+    Some templates loop over an object's members. Arguments that are a text but not valid JSON, such
+    as those of a truncated call, are wrapped in an object.
 
     Raises:
-        InputError: for other arguments that are none.
+        InputError: for other arguments that are not an object.
     """
     turns = deepcopy([*map(dict, messages)])
     for i, turn in enumerate(turns):
@@ -202,9 +210,11 @@ def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def template_writer(template: str | dict[str, str], special_tokens: Mapping[str, str]) -> WriteChat:
-    """What renders a template; of several the one for tools, where there are any, or the default.
+    """Return a function that renders a template.
 
-    special_tokens: by role, `bos_token`.
+    Of several templates it takes the one named `tool_use` if tools are given, else the one named
+    `default`.
+    special_tokens: texts of special tokens by role, such as `bos_token`.
     """
 
     def write(messages: Any, *, now: str | None = None, **names: Any) -> str:
@@ -227,10 +237,13 @@ def _compiled(text: str) -> Template:
 
 
 def render(make: Callable[[], str], where: str) -> str:
-    """What `make` renders, if it does so soon and renders anything.
+    """Call `make` in a thread of its own, and return the text that it renders.
+
+    where: the beginning of an error message.
 
     Raises:
-        InputError: if it fails, takes too long, or gives nothing, or far too much.
+        InputError: if `make` fails, takes more than `RENDER_S` seconds, or renders more than
+            `MOST_CHARACTERS` characters.
     """
     texts: list[str] = []
     errors: list[BaseException] = []

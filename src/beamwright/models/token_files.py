@@ -1,9 +1,9 @@
-"""The tokenizer of a model's folder or file, and whether it gives texts back.
+"""Reads the tokenizer of a model's folder or file, and checks that it round-trips texts.
 
-`tokenizer.json` is read as it is: its ids are what the model was trained with, whatever class of
-`transformers` the folder names. `tokenizer_config.json` and the files beside it say which tokens
-have a role, what is added, and the chat template. A folder without `tokenizer.json` is read by
-`transformers`; of a GGUF file see `formats.vocabulary`.
+`tokenizer.json` is read directly: its ids are those that the model was trained with, whatever
+`transformers` class the folder names. `tokenizer_config.json` and related files name the tokens
+with a role, further tokens, and the chat template. `transformers` reads a folder without
+`tokenizer.json`. `formats.vocabulary` reads a GGUF file.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ FILES = (
 )  # fmt: skip
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _SENTENCE = "Jack has 70 eggs,  naïve café\n\tand 1234567.\n"
-_PLAIN = ("jack has 70 eggs", "1234567")  # what no normalizer takes out of it
+_PLAIN = ("jack has 70 eggs", "1234567")  # parts of the sentence that no normalizer removes
 _PUBLISHED = "take the tokenizer files of the published model"
-_MOST_GROWTH = 100  # a blank becomes three characters, a digit or a ligature a few
+# Most characters that may replace one. A blank becomes three, a digit or a ligature a few.
+_MOST_GROWTH = 100
 _MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
-_LARGE = 100_000  # tokens: of Mistral's vocabularies those that are split by words
+_LARGE = 100_000  # Mistral's vocabularies with more tokens than this cut texts by words
 
 
 def read_token_files(folder: Path) -> TokenFiles:
-    """The tokenizer of a checkpoint's folder, or of a GGUF file.
+    """Read the tokenizer of a checkpoint's folder or of a GGUF file.
 
     Raises:
-        InputError: if there is none, it cannot be read, or it is code of the folder's own.
+        InputError: if the tokenizer is missing, cannot be read, or would run the folder's own code.
     """
     where = f"model {folder}"
     if is_gguf(folder):
@@ -51,7 +52,7 @@ def read_token_files(folder: Path) -> TokenFiles:
     else:
         found = _as_it_is(folder, written, where)
     tokenizer, config = found.tokenizer, _object(folder / "config.json")
-    roles = {  # ids name what nothing else does
+    roles = {  # config.json names by id the roles that tokenizer_config.json leaves out
         role: tokenizer.id_to_token(index) or ""
         for role in ("bos_token", "eos_token")
         if role not in written and type(index := config.get(f"{role}_id")) is int and index >= 0
@@ -67,14 +68,15 @@ def read_token_files(folder: Path) -> TokenFiles:
 def check_tokenizer(
     tokenizer: Tokenizer, where: str, needed: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """See that texts go to ids and back: each special token to its own, and one sentence.
+    """Check that special tokens and one sentence survive encoding and decoding.
 
-    needed: tokens that prompts or replies cannot do without, and texts that hold such. Returns
-    remarks, a line each.
+    Each special token must become its own id. Return remarks, one line each, about errors that do
+    not make the tokenizer unusable.
+    needed: tokens that prompts or replies require, and texts that contain them.
 
     Raises:
-        InputError: if words or numbers do not come back, or a token of `needed`; or the normalizer
-            makes far more text of a text.
+        InputError: if words, numbers or a token in `needed` do not come back, or if the normalizer
+            makes a text far longer.
     """
     if (growth := _growth(tokenizer)) > _MOST_GROWTH:
         line = f"its normalizer makes {growth} characters of one"
@@ -102,7 +104,7 @@ def check_tokenizer(
 
 
 def _growth(tokenizer: Tokenizer) -> int:
-    """How many characters the normalizer's replacements make of one, at the most."""
+    """Return the most characters that the normalizer's replacements can make of one."""
     normalizer = tokenizer.normalizer
     written = {} if normalizer is None else json.loads(normalizer.__getstate__())
     growth, waiting = 1, [written]
@@ -118,6 +120,13 @@ def _growth(tokenizer: Tokenizer) -> int:
 
 
 def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+    """Read `tokenizer.json`, and add the tokens that the other files name.
+
+    written: the contents of tokenizer_config.json.
+
+    Raises:
+        InputError: if a file is damaged or names a token under another id.
+    """
     file = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(file))
@@ -126,7 +135,7 @@ def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFile
             raise
         line = f"damaged, or of a later version of `tokenizers` than {_VERSION}"
         raise InputError(f"{where}: its tokenizer cannot be read ({file.name}: {line})") from error
-    if "added_tokens_decoder" not in written:  # as older versions wrote it
+    if "added_tokens_decoder" not in written:  # written by an older version
         written = {**written, **_object(folder / "special_tokens_map.json")}
     try:
         listed = {int(i): _token(t) for i, t in written.get("added_tokens_decoder", {}).items()}
@@ -151,10 +160,10 @@ def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFile
 def _add(
     tokenizer: Tokenizer, listed: Mapping[int, AddedToken], more: list[AddedToken], where: str
 ) -> None:
-    """Add tokens by id, and then those that are still none.
+    """Add the tokens `listed` by id, then the tokens in `more` that are not special yet.
 
     Raises:
-        InputError: if one of the former goes to another id.
+        InputError: if a listed token gets another id.
     """
     new = {t.content: i for i, t in listed.items() if tokenizer.token_to_id(t.content) is None}
     tokenizer.add_tokens([*listed.values()])
@@ -168,7 +177,11 @@ def _add(
 
 
 def _token(value: Any) -> AddedToken:
-    """A token as these files write it. Raises TypeError or AttributeError for what is none."""
+    """Return a token from its text or JSON object.
+
+    Raises:
+        TypeError, AttributeError: if `value` is neither.
+    """
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
     flags = {name: value[name] for name in _FLAGS if name in value}
@@ -178,8 +191,10 @@ def _token(value: Any) -> AddedToken:
 def _split_by_words(
     config: Mapping[str, Any], tokenizer: Tokenizer, written: Mapping[str, Any], where: str
 ) -> tuple[str, ...]:
-    """Have Mistral's vocabularies cut a text as Mistral does, where the folder says so; a remark
-    where it may have to: what was converted before version 5 of `transformers` has another rule.
+    """Let a Mistral vocabulary cut texts as Mistral's own library does, if the folder asks for it.
+
+    Vocabularies that were converted before version 5 of `transformers` have another rule. Return a
+    remark if the vocabulary may be one of them and the folder does not say so.
     """
     version = str(config.get("transformers_version") or 0).partition(".")[0]
     is_old = config.get("model_type") in _MISTRAL and version.isdigit() and int(version) < 5
@@ -187,7 +202,7 @@ def _split_by_words(
         return ()
     state = json.loads(tokenizer.pre_tokenizer.__getstate__())
     rules = [part.get("pattern", {}) for part in state.get("pretokenizers", [state])]
-    ((by_words,),) = cuts_of("tekken")  # where Mistral's own library cuts a text
+    ((by_words,),) = cuts_of("tekken")  # the rule of Mistral's own library
     if {"Regex": by_words} in rules:
         return ()
     if written.get("fix_mistral_regex") is True:
@@ -204,7 +219,11 @@ def _split_by_words(
 
 
 def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """A folder's template: of a file of its own, of tokenizer_config.json, of a processor's."""
+    """Return a folder's chat template, several by name, or None.
+
+    It is in files of its own, else in tokenizer_config.json, else in chat_template.json, which
+    processors write.
+    """
     several = {
         file.stem: read_text(file)
         for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
@@ -233,13 +252,18 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _by_transformers(place: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+    """Read a folder's tokenizer with `transformers`.
+
+    Raises:
+        InputError: if `transformers` cannot read it without the folder's own code.
+    """
     from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
 
-    # Nor is it to be of Mistral's own library, which has no tokens' texts and bytes.
+    # mistral_format=False: Mistral's own library does not give the texts and bytes of tokens.
     how = {"trust_remote_code": False, "mistral_format": False}
     try:
         loaded = AutoTokenizer.from_pretrained(place, **how)
-    except BaseException as error:  # of many kinds; each is about what the files say
+    except BaseException as error:  # any type; all of them concern the files' contents
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         line = (
@@ -253,10 +277,10 @@ def _by_transformers(place: Path, written: Mapping[str, Any], where: str) -> Tok
 
 
 def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
-    """Of a tokenizer of `transformers`.
+    """Convert a tokenizer of `transformers`.
 
     Raises:
-        InputError: if it is none over `tokenizers`.
+        InputError: if it is not based on the library `tokenizers`.
     """
     tokenizer = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
@@ -267,5 +291,5 @@ def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
 
 
 def is_panic(error: BaseException) -> bool:
-    """True for what a library written in Rust gives up with, which is no `Exception`."""
+    """Return whether an error is a panic of a Rust library, which is no `Exception`."""
     return type(error).__module__ == "pyo3_runtime"

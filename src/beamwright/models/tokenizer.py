@@ -1,7 +1,7 @@
-"""TextCodec: text to token ids and back, chat template, and the bytes of each token.
+"""`TextCodec` converts text to token ids and back, and renders chat templates.
 
-Thin over `tokenizers`; its files are read by `token_files`. Prompts are rendered once; after that
-everything is token ids.
+It is a thin layer over `tokenizers`; `token_files` reads the files. Prompts are rendered once;
+after that, the engine works with token ids only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from beamwright.models.template import (
 from beamwright.models.thinking import ThoughtMarks, template_switch
 from beamwright.models.token_files import check_tokenizer, is_panic, read_token_files
 
-PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
-_PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
+# Placeholder for a text that is not known yet: a private character that no template changes.
+PLACE = "\ue000"
+_PIECE = 1 << 16  # characters that `count_tokens` tokenises at a time
 _LEFT_OUT = "the chat template leaves"
 _ANOTHER = "give --chat-template FILE with one that shows it"
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -41,9 +42,11 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 class TextCodec:
     """One model's tokenizer and chat template.
 
-    eos_ids: every token id that ends a path. special_tokens: by role, `bos_token` and so on.
-    chat_template: a text, or several by name; None where there is none. template_args: what else
-    it is given, by name. remarks: what its user has to know of it, a line each.
+    eos_ids: every token id that ends a path.
+    special_tokens: texts of special tokens by role, such as `bos_token`.
+    chat_template: a template, several by name, or None.
+    template_args: further arguments of the template, by name.
+    remarks: facts about the tokenizer that its user should know, one line each.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class TextCodec:
         self.tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.first_id: int | None = None  # of what a prompt begins with, whatever its template does
+        # The token with which every prompt begins, even if the template does not write it.
+        self.first_id: int | None = None
         self.chat_template = chat_template
         self.remarks: tuple[str, ...] = ()
         self._write = template_writer(chat_template or {}, special_tokens)
@@ -78,8 +82,8 @@ class TextCodec:
         chat_template: a Jinja template, or the path of a file that holds one.
 
         Raises:
-            InputError: if the tokenizer or the template cannot be read, or the tokenizer stands for
-                code of the folder's own.
+            InputError: if the tokenizer or the template cannot be read, or if the tokenizer would
+                run the folder's own code.
         """
         where, files = f"model {folder}", read_token_files(folder)
         template = files.chat_template if chat_template is None else _template_text(chat_template)
@@ -97,25 +101,25 @@ class TextCodec:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens, added ones included."""
+        """The number of tokens, including added tokens."""
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text."""
+        """The ids of special tokens, which stand for no text."""
         added = self.tokenizer.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
     @cached_property
     def thoughts(self) -> ThoughtMarks | None:
-        """What begins and ends its thoughts; None for a model that marks none."""
+        """The marks that begin and end a thought; None if the model has none."""
         return ThoughtMarks.of(self.tokenizer, self.encode, self.token_bytes)
 
     @property
     def takes_instructions(self) -> bool:
-        """True if the chat template shows an instruction as something else than a problem.
+        """True if the chat template renders a system message differently from a user's message.
 
-        One that writes both alike is of a model that only goes on with a text.
+        If both look the same, the model only continues a text.
         """
         if self.chat_template is None:
             return False
@@ -123,18 +127,20 @@ class TextCodec:
         said = ({"role": role, "content": PLACE} for role in ("system", "user"))
         try:
             return len({self.chat([turn, problem]) for turn in said}) > 1
-        except InputError:  # there is no such role, or it minds who speaks after whom
+        except InputError:  # the template refuses a role or the order of roles
             return True
 
     @cached_property
     def reads_time(self) -> bool:
-        """True if what the chat template renders depends on the time."""
+        """True if the chat template reads the time."""
         return CLOCK in names_read(self.chat_template)
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """True if the chat template shows a message's text only where it is in a list of parts, as
-        templates for images do."""
+        """True if the chat template shows a message's text only in a list of content parts.
+
+        Templates for images require such lists.
+        """
         said = {"role": "user", "content": PLACE}
         for turn, is_shown in ((said, True), (_in_parts(said), False)):
             with suppress(InputError):
@@ -152,7 +158,7 @@ class TextCodec:
             return False
 
     def switch(self, thinking: str | int) -> dict[str, Any]:
-        """Arguments of the chat template for `--thinking`, where they are not given already."""
+        """Return the chat template's arguments for `--thinking`, except those already given."""
         names = names_read(self.chat_template) - self.template_args.keys()
         return {} if thinking == "auto" else template_switch(names, thinking)
 
@@ -162,16 +168,18 @@ class TextCodec:
         system_prompt: str | None = None,
         template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Token ids of the prompt: the chat template, or the plain text where there is none.
+        """Return the token ids of a problem's prompt.
 
-        system_prompt: in a message of its own, or before the problem where there is no such role;
-        an empty one is none. template_args: before those of the codec.
+        It is rendered with the chat template, or is plain text if there is no template.
+        system_prompt: a system message; it precedes the problem if the template has no such role.
+            None or empty: no system prompt.
+        template_args: arguments that override those of the codec.
         """
         said = [{"role": "user", "content": problem}]
         return self.encode_prompt(self.conversation(said, system_prompt, (), template_args))
 
     def opens_thought(self, template_args: Mapping[str, Any]) -> bool:
-        """True if the chat template itself begins the thought of a reply."""
+        """Return whether the chat template itself begins the thought of a reply."""
         if self.chat_template is None or self.thoughts is None:
             return False
         said = [{"role": "user", "content": PLACE}]
@@ -180,11 +188,11 @@ class TextCodec:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """True if the chat template shows functions that may be called."""
+        """True if the chat template shows the tools that a model may call."""
         return "tools" in names_read(self.chat_template)
 
     def unread(self, template_args: Mapping[str, Any]) -> list[str]:
-        """Names of arguments that the chat template does not read."""
+        """Return the names in `template_args` that the chat template does not read."""
         return sorted(template_args.keys() - names_read(self.chat_template))
 
     def conversation(
@@ -194,13 +202,14 @@ class TextCodec:
         tools: Sequence[Mapping[str, Any]] = (),
         template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """A conversation as text for `encode_prompt`, up to where its reply begins.
+        """Render a conversation for `encode_prompt`, up to the beginning of the next reply.
 
-        system_prompt: where nobody has said anything as the system or the developer.
-        template_args: before those of the codec.
+        system_prompt: used if no message has the role system or developer.
+        template_args: arguments that override those of the codec.
 
         Raises:
-            InputError: if the chat template fails, or there are tools that it does not show.
+            InputError: if the chat template fails, leaves out the last user message, or cannot show
+                the tools.
         """
         turns = [dict(message) for message in messages]
         for turn in turns:
@@ -227,7 +236,10 @@ class TextCodec:
         return text
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a prompt's text; a chat template has put its special tokens into it."""
+        """Return the token ids of a prompt's text.
+
+        The tokenizer adds special tokens only if there is no chat template, which writes them.
+        """
         plain = self.chat_template is None
         ids = list(self._encode([text], add_special_tokens=plain)[0].ids)
         first = [] if self.first_id is None else [self.first_id]
@@ -236,12 +248,13 @@ class TextCodec:
     def render_turn(
         self, text: str, template_args: Mapping[str, Any] = MappingProxyType({})
     ) -> list[int]:
-        """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.
+        """Return the token ids between an assistant's reply and the next reply.
 
-        template_args: before those of the codec.
+        They include the user's turn `text`.
+        template_args: arguments that override those of the codec.
 
         Raises:
-            InputError: if there is no chat template, or it does not show a reply as it is.
+            InputError: if there is no chat template, or it changes the reply or leaves out a turn.
         """
         if self.chat_template is None:
             raise InputError("asking a model again needs a chat template (--chat-template)")
@@ -263,8 +276,10 @@ class TextCodec:
         add_generation_prompt: bool = False,
         given: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """A conversation as text, special tokens included. name: what an error names. given: to the
-        template by name, before the codec's arguments.
+        """Render a conversation to text, including special tokens.
+
+        name: the name in an error message; None for "the model".
+        given: template arguments by name, which override those of the codec.
 
         Raises:
             InputError: if the chat template fails.
@@ -280,23 +295,30 @@ class TextCodec:
         return render(partial(self._write, turns, **given), where)
 
     def count_tokens(self, text: str, most: int) -> int:
-        """Tokens of a text; of one with more than `most`, without looking at the rest of it."""
+        """Return the number of tokens of a text.
+
+        Counting stops once the number exceeds `most`. For a long text it is an estimate.
+        """
         count = 0
         for start in range(0, len(text), _PIECE):
             if count > most:
                 break
-            # What a cut splits is a token more; so long a text may have some more.
+            # A cut between pieces usually splits a token, which adds one. Subtract that token. A cut
+            # may also add none or several, so the number is an estimate.
             count += len(self.encode(text[start : start + _PIECE])) - (start > 0)
         return count
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text that already holds its special tokens."""
+        """Return the token ids of text that already contains its special tokens."""
         return list(self._encode([text])[0].ids)
 
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-        """Token ids and character spans of each text (which holds its special tokens)."""
+        """Return the token ids and the tokens' character spans of each text.
+
+        The texts already contain their special tokens.
+        """
         coded = self._encode(texts)
         return [text.ids for text in coded], [text.offsets for text in coded]
 
@@ -312,35 +334,39 @@ class TextCodec:
         return coded
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of a path's tokens, special tokens left out."""
+        """Return the text of a path's tokens without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
-        """Text of a reply's tokens, without the marks of thoughts."""
+        """Return the text of a reply's tokens without the marks of thoughts."""
         marks = self.thoughts
         return self.decode(token_ids if marks is None else marks.shown(token_ids))
 
     def reply_grown(self, text: str, token_ids: Sequence[int]) -> str | None:
-        """What a reply of this text says with these tokens behind its own; None where to know that
-        takes all of them: bytes follow bytes, but for a character that is not whole yet."""
+        """Return a reply's text after more tokens were appended to it.
+
+        text: the reply's text so far. token_ids: the appended tokens.
+        None: all of the reply's tokens must be decoded again. Only byte-level decoders without
+        thoughts can append, and only if the text so far does not end within a character.
+        """
         whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
         joins = whole and self.thoughts is None and isinstance(self.tokenizer.decoder, ByteLevel)
         return text + self.decode(token_ids) if joins else None
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included as their text."""
+        """Return the text of token ids, including the texts of special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """What each token id adds to the text, as bytes; special tokens add nothing.
+        """The bytes that each token id adds to a text, by id; special tokens add none.
 
-        Those of a path are the bytes of `decode`, except that where a character is not whole (or
-        bytes are none) the text has U+FFFD, and that SentencePiece's tokenizers leave out the blank
-        before a text.
+        The joined bytes of a path's tokens equal the text of `decode`, with two exceptions. Where
+        bytes are not valid UTF-8, for example half a character, the text has U+FFFD. SentencePiece
+        tokenizers leave out the blank before a text.
         """
         added = self.tokenizer.get_added_tokens_decoder()
-        # The decoder's JSON; that of the whole tokenizer has the vocabulary in it.
+        # Read the decoder's JSON: the JSON of the whole tokenizer contains the vocabulary.
         decoder = self.tokenizer.decoder
         is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         table = _to_latin1() if is_byte_level else None
@@ -359,14 +385,17 @@ class TextCodec:
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose text is the one part of its content."""
+    """Return a message with its text as the only part of a content list."""
     text = message.get("content")
     parts = [{"type": "text", "text": text}] if isinstance(text, str) else text
     return {**message, "content": parts}
 
 
 def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For a template without that role: its texts go before what the user says next."""
+    """Return messages without system messages, for a template that lacks this role.
+
+    Their texts are placed before the text of the next user message.
+    """
     turns: list[dict[str, Any]] = []
     waiting: list[str] = []
     for message in messages:
@@ -388,16 +417,18 @@ def _template_text(chat_template: str) -> str:
         if path.is_file():
             return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
-        pass  # a long literal template is no file name
+        pass  # a long literal template is no valid file name
     if "{" not in chat_template:
         raise InputError(f"--chat-template {chat_template!r}: no such file, and not a template")
     return chat_template
 
 
 def _to_latin1() -> dict[int, str | None]:
-    """From GPT-2's alphabet to the bytes that its characters stand for, as characters of Latin-1.
+    """Return a table from GPT-2's alphabet to Latin-1, for `str.translate`.
 
-    A printable byte is its own character; the others are numbered from 256 on. None: of no byte.
+    In GPT-2's alphabet a character stands for a byte. A printable byte is its own character; the
+    other bytes are the characters from number 256 on. None removes a character that stands for no
+    byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
