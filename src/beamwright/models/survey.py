@@ -36,7 +36,7 @@ _MIXES = {
     *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
     "scaled_dot_product_attention",
 }
-"""Functions that mix tokens. A layer that calls one must use our attention or keep a known state."""
+"""Functions that mix tokens. A layer calling one must use our attention or keep a known state."""
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 

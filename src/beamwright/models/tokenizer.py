@@ -303,8 +303,8 @@ class TextCodec:
         for start in range(0, len(text), _PIECE):
             if count > most:
                 break
-            # A cut between pieces usually splits a token, which adds one. Subtract that token. A cut
-            # may also add none or several, so the number is an estimate.
+            # A cut between pieces usually splits a token, which adds one. Subtract that token.
+            # A cut may also add none or several, so the number is an estimate.
             count += len(self.encode(text[start : start + _PIECE])) - (start > 0)
         return count
 
