@@ -60,14 +60,14 @@ def split_list(text: str) -> tuple[str, list[str]]:
     return brackets, items
 
 
-def _named(items: Sequence[str]) -> list[tuple[str, str]]:
+def _split_names(items: Sequence[str]) -> list[tuple[str, str]]:
     """Return the name and the value of each item, such as `x` and `1` for `x=1`.
 
     All names are "" if they have the same first letter: `x=1, x=2` and `x_1=1, x_2=2` both
     mean `1, 2`.
     """
     named = [
-        (found[1], found[2]) if (found := _NAME.fullmatch(item)) else ("", item) for item in items
+        (match[1], match[2]) if (match := _NAME.fullmatch(item)) else ("", item) for item in items
     ]
     several = len({name[:1] for name, _ in named if name}) > 1
     return [(name * several, value) for name, value in named]
@@ -83,12 +83,12 @@ def normalise_answer(answer: str) -> str:
     """
     if letter := letter_of(answer):
         return letter
-    found = read_quantity(answer)
-    if found.is_odd:
+    quantity = read_quantity(answer)
+    if quantity.is_odd:
         return layout(answer)
     # The words are part of the answer unless its value is a number: "am" in 7:30 am is no unit.
-    is_number = read_number(layout(found.value)) is not None
-    return " ".join([key_of(found.value), *([] if is_number else sorted(found.words))])
+    is_number = read_number(layout(quantity.value)) is not None
+    return " ".join([key_of(quantity.value), *([] if is_number else sorted(quantity.words))])
 
 
 def key_of(value: str) -> str:
@@ -98,7 +98,7 @@ def key_of(value: str) -> str:
         return write_number(number)
     brackets, items = split_list(value) if len(value) <= LONGEST else ("", [value])
     if len(items) > 1 or (brackets and items[0].strip()):
-        named = [(name, normalise_answer(item)) for name, item in _named(items)]
+        named = [(name, normalise_answer(item)) for name, item in _split_names(items)]
         keys = [f"{name}={key}".removeprefix("=") for name, key in named]
         if brackets in ("", "\\{\\}"):
             keys, brackets = sorted(set(keys)), "\\{\\}"
@@ -132,8 +132,8 @@ def split_option(answer: str) -> tuple[str, str] | None:
 
 def letter_of(answer: str) -> str | None:
     """Return the letter of the option that an answer names, with or without the option's text."""
-    found = split_option(answer)
-    return found[0] if found else None
+    option = split_option(answer)
+    return option[0] if option else None
 
 
 def options_of(problem: str) -> dict[str, str]:

@@ -84,13 +84,13 @@ _FORMULAS = re.compile(
     rf"(?:{_FORMULA.pattern})(?:\s*(?:,\s*(?:and|or)?|and|or)\s*(?:{_FORMULA.pattern}))*", re.DOTALL
 )
 _GOES_ON = re.compile(r"\s*[=+*/^<>-]")
-# An option's letter at the beginning of a text. `_BEHIND` checks the text after the letter.
+# An option's letter at the beginning of a text. `_AFTER_LETTER` checks the text after the letter.
 _LETTER = re.compile(
     r"[*_$]*(?P<word>(?i:option|choice|letter)\s+)?[*_$]*\(?"
     r"(?<![A-Za-z0-9])(?P<letter>[A-J])(?![A-Za-z0-9])"
     r"(?P<rest>[^\n]*)"
 )
-_BEHIND = re.compile(
+_AFTER_LETTER = re.compile(
     r"(?:\)|[.:])(?=[\s.,:;*$]|$)|[*_$]*\s*$"
     r"|[*_$]*[,;]?\s+(?:because|since|as|which|is|for)\b|\s+[-\u2013\u2014]\s"
 )
@@ -123,28 +123,29 @@ def extract_answer(text: str, options: Mapping[str, str] | None = None) -> str |
     """
     for part in reversed(text.split(_THOUGHT)):
         run_on = _RUN_ON.search(part)
-        first = _extracted(part[: run_on.start()], options) if run_on else None
-        if found := first or _extracted(part, options):
-            return found
+        first = _answer_of_part(part[: run_on.start()], options) if run_on else None
+        if answer := first or _answer_of_part(part, options):
+            return answer
     return None
 
 
-def _extracted(text: str, options: Mapping[str, str] | None) -> str | None:
+def _answer_of_part(text: str, options: Mapping[str, str] | None) -> str | None:
     """Return the answer that one part of a reply states; see `extract_answer`."""
-    end, boxed = _boxed(text)
+    end, boxed = _last_box(text)
     if boxed:  # a phrase after the box may choose one of several answers, or correct the box
-        behind = takewhile(lambda found: found[0] >= end, _phrases(text, options))
-        clear = (answer for _, answer in behind if letter_of(answer) or counted_number(answer))
+        later = takewhile(lambda phrase: phrase[0] >= end, _phrases(text, options))
+        clear = (answer for _, answer in later if letter_of(answer) or counted_number(answer))
         return next(clear, boxed)
     tagged = [match[1].strip() for match in reversed(list(_TAG.finditer(text)))]
     inside = (
-        trim(each) if "\n" in each else _stated(_PHRASE.split(each)[-1], options) for each in tagged
+        trim(each) if "\n" in each else _stated_answer(_PHRASE.split(each)[-1], options)
+        for each in tagged
     )
     phrases = (answer for _, answer in _phrases(text, options))
     return next(filter(None, chain(inside, phrases)), None) or _last_letter(text, options)
 
 
-def _boxed(text: str) -> tuple[int, str]:
+def _last_box(text: str) -> tuple[int, str]:
     """Return the end of the last box, and the contents of this box and the boxes joined to it."""
     closing, boxes = _closing_braces(text), []
     for match in _BOX.finditer(text):
@@ -162,20 +163,20 @@ def _boxed(text: str) -> tuple[int, str]:
 
 def _phrases(text: str, options: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
     """Yield the position and the answer of each phrase and line, from the last to the first."""
-    found = [*_PHRASE.finditer(text), *_HASHES.finditer(text), *_CHOSEN.finditer(text)]
-    for match in sorted(found, key=lambda each: each.start(), reverse=True):
+    matches = [*_PHRASE.finditer(text), *_HASHES.finditer(text), *_CHOSEN.finditer(text)]
+    for match in sorted(matches, key=lambda match: match.start(), reverse=True):
         # A number follows #### in an answer line; words follow it in a Markdown heading.
         line = match[1] if match.re is not _PHRASE else ""
         is_number = not re.search("[A-Za-z]", line) or not text[match.end() :].strip()
         if match.re is _PHRASE:
-            line = _stated(text[match.end() :], options)
+            line = _stated_answer(text[match.end() :], options)
         elif match.re is _HASHES and not _FORMULA.fullmatch(line.removesuffix(".")):
             line = line if is_number and counted_number(line) else ""
         if line:
             yield match.start(), trim(line)
 
 
-def _stated(text: str, options: Mapping[str, str] | None) -> str:
+def _stated_answer(text: str, options: Mapping[str, str] | None) -> str:
     """Return the answer at the beginning of `text`: an option's letter, formulas, or a clause."""
     text = _ADVERB.sub("", text, count=1) if _ADVERB.match(text) else text
     if letter := _stated_letter(text, options):
@@ -204,7 +205,7 @@ def _stated_letter(text: str, options: Mapping[str, str] | None) -> str | None:
         or match["letter"] not in (options or LETTERS)
     ):
         return None
-    is_option = match["word"] or _BEHIND.match(match["rest"].rstrip())
+    is_option = match["word"] or _AFTER_LETTER.match(match["rest"].rstrip())
     return match["letter"] if is_option or (options and match["rest"][:1] != "(") else None
 
 
@@ -216,11 +217,11 @@ def _last_letter(text: str, options: Mapping[str, str] | None) -> str | None:
     """
     lines = text.strip().splitlines() or [""]
     last = lines[-1]
-    others = {match[1] for match in _OPTION_LINE.finditer(text)}
+    listed = {match[1] for match in _OPTION_LINE.finditer(text)}
     for line in (last, lines[0]):
         plain = line.strip(" *_$>-")
         letter, option = split_option(plain) or (choice_of(plain, options or {}), "")
-        if letter in [*(options or LETTERS)] and (not option or others <= {letter}):
+        if letter in [*(options or LETTERS)] and (not option or listed <= {letter}):
             return letter
     mentioned = {mark[mark.lastindex or 0] for mark in _MENTION.finditer(last[-400:])}
     return mentioned.pop() if len(mentioned) == 1 and mentioned <= {*(options or ())} else None
@@ -246,7 +247,7 @@ answers = partial(declaration, ANSWERS, TableRow)
 """Declare an answer format: a class with `read` and `key`; see `protocols.Answers`."""
 
 
-@answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; equal as exact numbers are")
+@answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; compared as exact numbers")
 class Mathematics(Section):
     """The default format. An option's letter and its text are equal if the problem lists it."""
 
@@ -265,7 +266,7 @@ class Mathematics(Section):
         return choice_of(answer, self._options) or normalise_answer(answer)
 
 
-@answers("code", meaning="the last fenced block; equal to the letter, but for spaces at line ends")
+@answers("code", meaning="the last fenced block; compared as text without spaces at line ends")
 class Code(Section):
     """Format for programs, queries and proofs."""
 

@@ -41,8 +41,8 @@ class BeamSearch(SearchPolicy):
 
     foresight: Literal["scores", "bins"] = option(
         "scores",
-        help="Whose children are decoded ahead: by their steps' own scores, or by the bin of the "
-        "score before (FlashTTS's SelectSPEC).",
+        help="How to choose the steps whose children are decoded ahead: by their own scores, or by "
+        "the bin of their parents' scores (FlashTTS's SelectSPEC).",
     )
 
     def model_post_init(self, context: Any) -> None:

@@ -71,7 +71,7 @@ class OnlineDeepConf(IndependentPaths):
         bar = -math.inf if warming else self._bar(tree)
         # Paths that reached max_rounds without ending remain candidates until the search ends.
         waiting = tree.candidates()
-        dropped = _below(waiting, bar)
+        dropped = _nodes_below(waiting, bar)
         ended = [node for node in waiting if node.ended and node not in dropped]
         going = [
             Extend(node, 1)
@@ -83,12 +83,12 @@ class OnlineDeepConf(IndependentPaths):
         # The warm-up is over. Its own paths below the bar are pruned as well and have no vote.
         if warming:
             bar = self._bar(tree)
-            dropped = _below([*tree.finished(), *waiting], bar)
+            dropped = _nodes_below([*tree.finished(), *waiting], bar)
             ended = [node for node in ended if node not in dropped]
         actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
         if warming and self.num_first < self.search.n:
             return [*actions, Extend(tree.root, self.search.n - self.num_first)]
-        ends = [_end(node) for node in tree.root.children]
+        ends = [_last_step(node) for node in tree.root.children]
         full = sum(end.ended and end.state is not NodeState.PRUNED for end in ends)
         fewer, n = len(ends) - full + sum(end.ended for end in dropped), self.search.n
         below = f"fell below the warm-up's {bar:.4g} or " if math.isfinite(bar) else ""
@@ -101,7 +101,7 @@ class OnlineDeepConf(IndependentPaths):
         The value is interpolated between two neighbouring scores. It is -inf if no path has a
         score.
         """
-        scores = [_end(node).score for node in tree.root.children[: self.num_first]]
+        scores = [_last_step(node).score for node in tree.root.children[: self.num_first]]
         known = sorted(score for score in scores if score is not None and not math.isnan(score))
         if not known:
             return -math.inf
@@ -110,12 +110,12 @@ class OnlineDeepConf(IndependentPaths):
         return low + (place - math.floor(place)) * (high - low)
 
 
-def _below(nodes: Iterable[Node], bar: float) -> list[Node]:
+def _nodes_below(nodes: Iterable[Node], bar: float) -> list[Node]:
     """Return the nodes with a score below `bar`, by more than a tie."""
     return [node for node in nodes if node.score is not None and node.score < bar - TIE]
 
 
-def _end(node: Node) -> Node:
+def _last_step(node: Node) -> Node:
     """Return the last step of a path that never branches."""
     while node.children:
         (node,) = node.children

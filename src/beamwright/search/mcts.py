@@ -53,7 +53,7 @@ class MonteCarloTreeSearch(SearchPolicy):
     exploration: float = option(
         1.0, ge=0, allow_inf_nan=False, help="Weight of the exploration bonus; 0 follows scores."
     )
-    nodes: int | None = option(None, ge=1, help="Most steps that are written (default: 16 n).")
+    nodes: int | None = option(None, ge=1, help="Most steps to generate (default: 16 n).")
 
     def model_post_init(self, context: Any) -> None:
         settings = self.search
@@ -131,7 +131,7 @@ class Visits:
         while stack:  # parents first; a loop, because a deep tree would exceed the recursion limit
             node = stack.pop()
             order.append(node)
-            ends = map(_gone_on, node.children)
+            ends = map(_chain_end, node.children)
             children = [child for child in ends if child.state is not NodeState.PRUNED]
             self.children[node] = children
             self.parents.update(dict.fromkeys(children, node))
@@ -183,20 +183,20 @@ class Visits:
             above = self.parents.get(above)
 
 
-def _gone_on(step: Node) -> Node:
+def _chain_end(step: Node) -> Node:
     """Return the last step of the chain that begins with `step`; only this step is scored."""
     while step.children and step.children[0].goes_on:
         step = step.children[0]
     return step
 
 
-def _drawn(step: Node) -> list[float]:
+def _chain_logprobs(step: Node) -> list[float]:
     """Return the log-probabilities of all tokens of the chain that ends with `step`."""
-    drawn = [*step.logprobs]
+    logprobs = [*step.logprobs]
     while step.goes_on and step.parent is not None:
         step = step.parent
-        drawn += step.logprobs
-    return drawn
+        logprobs += step.logprobs
+    return logprobs
 
 
 def _scores(steps: Sequence[Node]) -> dict[Node, float]:
@@ -215,9 +215,9 @@ def _priors(siblings: Sequence[Node]) -> list[float]:
 
     All priors are equal if any sibling has no log-probabilities.
     """
-    drawn = [_drawn(node) for node in siblings]
-    if not all(drawn):
+    logprobs = [_chain_logprobs(node) for node in siblings]
+    if not all(logprobs):
         return [1 / len(siblings)] * len(siblings)
-    means = [round(fmean(logprobs), _DECIMALS) for logprobs in drawn]
+    means = [round(fmean(values), _DECIMALS) for values in logprobs]
     weights = [math.exp(mean - max(means)) for mean in means]
     return [weight / math.fsum(weights) for weight in weights]

@@ -27,7 +27,7 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
 
     Other scored steps get no prospect.
     """
-    known = [_latest(beam) for beam in beams]
+    known = [_latest_score(beam) for beam in beams]
 
     def potential(beam: Node, rank: float) -> float:
         if beam.score is None:
@@ -58,7 +58,7 @@ def by_shares(
     shares: function from the latest scores of the unfinished beams to their numbers of children.
     """
     going = [beam for beam in beams if not beam.ended]
-    counts = shares([_latest(beam) for beam in going])
+    counts = shares([_latest_score(beam) for beam in going])
     most = max(counts, default=0)
     return best_first(
         Prospect(beam, count, potential=count + (most if beam.score is not None else 0))
@@ -86,7 +86,7 @@ def can_go_on(node: Node, max_depth: int | None = None) -> bool:
     return undecided and (max_depth is None or node.depth < max_depth or node.level < max_depth)
 
 
-def _latest(beam: Node) -> float | None:
+def _latest_score(beam: Node) -> float | None:
     """Return the score of `beam`; if it has none yet, the score of its parent."""
     step = beam if beam.score is not None else beam.parent
     return None if step is None else step.score

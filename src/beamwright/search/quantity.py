@@ -27,7 +27,7 @@ from beamwright.io import read_yaml
 LONGEST = 400  # characters of the longest answer that is parsed
 # Characters of the longest text that the rules are applied to: their work grows with the square of
 # the length.
-_MOST = 2 * LONGEST
+_LONGEST_TEXT = 2 * LONGEST
 _MOST_LAYERS = 16  # nested marks that `trim` removes, such as "$" around quotes
 _AROUND = re.compile(
     r"\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\"(.*)\"|`(.*)`|(.*?)(?<!\.\.)(?<!\\right)\.",
@@ -108,13 +108,13 @@ def trim(answer: str) -> str:
     """Return `answer` without surrounding spaces, math delimiters, quotes and a final period."""
     answer = answer.strip()
     for _ in range(_MOST_LAYERS):
-        if not (found := _AROUND.fullmatch(answer)):
+        if not (match := _AROUND.fullmatch(answer)):
             break
-        answer = found[found.lastindex or 0].strip()
+        answer = match[match.lastindex or 0].strip()
     return answer
 
 
-def _spelled(text: str, rules: str) -> str:
+def _apply_rules(text: str, rules: str) -> str:
     """Apply the rules of the section `rules` to `text`, and return the result."""
     for pattern, replacement in _rules(rules):
         text = pattern.sub(replacement, text).strip()
@@ -128,9 +128,9 @@ def tidy(answer: str) -> str:
     value are removed.
     """
     text = trim(trim(answer).strip("*,"))
-    if len(text) > _MOST:
+    if len(text) > _LONGEST_TEXT:
         return text
-    text = _spelled(text, "folded")
+    text = _apply_rules(text, "folded")
     whole = _TEXT.fullmatch(text)
     return trim(whole[1] if whole and re.search(r"\d", whole[1]) else text)
 
@@ -142,16 +142,16 @@ def layout(answer: str) -> str:
     removed. `1 1/2` becomes a mixed fraction. `10, 100` with a space after the comma remains a
     list. Two answers with the same layout are equal; equal answers may have different layouts.
     """
-    if len(text := tidy(answer)) > _MOST:
+    if len(text := tidy(answer)) > _LONGEST_TEXT:
         return " ".join(text.split())
-    text = _spelled(text, "layout")
+    text = _apply_rules(text, "layout")
     grouped = re.fullmatch(rf"[+-]?\d{{1,3}}(?:{_GAP}\d{{3}})+(?:\.\d+)?", text) is not None
     spaced = re.sub(r"(?<!\\)\\[!,;: ]|\\q?quad\b|\\(?:left|right)(?![A-Za-z])|~|\s+", " ", text)
     # Words keep one space between them ("two apples"). Formulas keep no space, except between two
     # numbers: 1 2 is not 12.
     words = re.fullmatch(r"[A-Za-z' -]+", spaced) is not None
     if not words and not grouped:
-        spaced = _spelled(spaced, "apart")
+        spaced = _apply_rules(spaced, "apart")
     text = " ".join(spaced.split())
     if not words:  # the escaped space between two numbers remains
         text = re.sub(r"(?<!\\)(\\ )|\s+", r"\1", spaced)
@@ -173,20 +173,20 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
     bare: True if a single letter (`5 N`) can be a unit. If False, it is a variable, unless it is
         inside `\text{}`.
     """
-    if len(text := tidy(answer)) > _MOST:
+    if len(text := tidy(answer)) > _LONGEST_TEXT:
         return Quantity(text, is_odd=True)
-    spelled = _spelled(text, "behind") if len(text) <= LONGEST else text
+    spelled = _apply_rules(text, "behind") if len(text) <= LONGEST else text
     match = _TAIL.fullmatch(spelled)
     value, tail = match.groups() if match else (spelled, "")
-    first, *others = words = _spelled(tail, "words").split() or [""]
+    first, *rest_words = words = _apply_rules(tail, "words").split() or [""]
     letter = re.match(r"[A-Za-z](?![A-Za-z.])", first) and "{" not in tail
-    is_list = first in ("and", "or") and all(len(word) == 1 for word in others)
-    if is_list or (letter and not (bare and not others and _parse_unit(first))):
+    is_list = first in ("and", "or") and all(len(word) == 1 for word in rest_words)
+    if is_list or (letter and not (bare and not rest_words and _parse_unit(first))):
         return Quantity(text)
     # A final "in" can be inches, but "in" before further words is a preposition: "60 in all".
     ends = [n for n in range(len(words), 0, -1) if words[n - 1] != "in" or n == len(words)]
     units = ((_parse_unit(" ".join(words[:end])), end) for end in ends)
-    unit, end = next((found for found in units if found[0]), (None, 0))
+    unit, end = next((pair for pair in units if pair[0]), (None, 0))
     percent = re.search(r"\s*\\?%\s*$", value)
     value = value[: percent.start()] if percent else value
     rest = re.sub(r"\b(of|in|on|at|per) (?:an?|the)\b", r"\1", " ".join(words[end:]).lower())
@@ -216,7 +216,7 @@ def _is_counted(value: str, words: list[str]) -> bool:
 
 def _parse_unit(text: str) -> Unit | None:
     """Return the unit that `text` spells, such as `square feet`, `m^2` or `km/h`, or None."""
-    text = _spelled(_spellings()["rates"].get(text.strip(" ."), text), "powers")
+    text = _apply_rules(_spellings()["rates"].get(text.strip(" ."), text), "powers")
     above, _, below = text.partition("/")
     sides = [(each, 1) for each in _FACTOR.findall(above)]
     sides += [(each, -1) for each in _FACTOR.findall(below)]
@@ -236,8 +236,8 @@ def _parse_unit(text: str) -> Unit | None:
 
 def counted_number(answer: str) -> str | None:
     """Return the number of an answer without its unit or counted noun; None if it is no number."""
-    found = read_quantity(answer, bare=True)
-    return None if found.is_odd or read_number(layout(found.value)) is None else found.value
+    parsed = read_quantity(answer, bare=True)
+    return None if parsed.is_odd or read_number(layout(parsed.value)) is None else parsed.value
 
 
 # --- exact arithmetic --------------------------------------------------------------------------
@@ -259,7 +259,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         # A repeating decimal becomes a sum: its repeating digits are divided by 9, 99, 999, ...
         (
             r"(\d*\.(\d*))\\(?:overline|bar)\{?(\d+)\}?",
-            lambda found: f"(0{found[1]}0+{found[3]}/{'9' * len(found[3])}{'0' * len(found[2])})",
+            lambda match: f"(0{match[1]}0+{match[3]}/{'9' * len(match[3])}{'0' * len(match[2])})",
         ),
         (rf"\\[dt]?frac{_GROUP}{_GROUP}", r"((\1\2)/(\3\4))"),
         (rf"\\binom{_GROUP}{_GROUP}", r"binom(\1\2,\3\4)"),

@@ -36,10 +36,10 @@ class SequentialRevision(IndependentPaths):
 
     revisions: int = option(1, ge=1, le=64, help="Critiques and new answers per path.")
     critique_prompt: str = option(
-        CRITIQUE, min_length=1, metavar="TEXT", help="What asks for a critique."
+        CRITIQUE, min_length=1, metavar="TEXT", help="User message that asks for a critique."
     )
     revision_prompt: str = option(
-        REVISION, min_length=1, metavar="TEXT", help="What asks for a new answer."
+        REVISION, min_length=1, metavar="TEXT", help="User message that asks for a new answer."
     )
 
     @property
@@ -51,7 +51,7 @@ class SequentialRevision(IndependentPaths):
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         if tree.rounds == 0:
             return [Extend(tree.root, self.search.n)]
-        actions = [self._next(node) for node in tree.candidates()]
+        actions = [self._next_action(node) for node in tree.candidates()]
         going = [action for action in actions if not isinstance(action, Complete)]
         if not going:
             return [*actions, Finish()]
@@ -61,7 +61,7 @@ class SequentialRevision(IndependentPaths):
             return [*ended, Finish(f"{len(going)} of {self.search.n} paths reached --max-rounds")]
         return actions
 
-    def _next(self, node: Node) -> Action:
+    def _next_action(self, node: Node) -> Action:
         """Return the action that continues the path of `node`: extend, ask or complete."""
         if not node.ended:
             return Extend(node, 1)

@@ -107,13 +107,13 @@ def duplicates(nodes: Iterable[Node], apart: int | None = None) -> list[Node]:
         different subtrees are then never duplicates.
     """
     seen: set[tuple[int, str | tuple[int, ...]]] = set()
-    found: list[Node] = []
+    repeated: list[Node] = []
     for node in nodes:
         key = subtree_of(node, apart), node.text or tuple(node.path_token_ids())
         if key in seen:
-            found.append(node)
+            repeated.append(node)
         seen.add(key)
-    return found
+    return repeated
 
 
 Branching = Literal["softmax", "linear"]

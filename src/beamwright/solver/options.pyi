@@ -91,8 +91,8 @@ class RequestOptions(TypedDict, total=False):
     first_k: int | None
     """Stop once so many paths have finished."""
     foresight: Literal["scores", "bins"] | None
-    """beam, varying, dvts, lookahead: Whose children are decoded ahead: by their steps' own
-    scores, or by the bin of the score before (FlashTTS's SelectSPEC).
+    """beam, varying, dvts, lookahead: How to choose the steps whose children are decoded ahead:
+    by their own scores, or by the bin of their parents' scores (FlashTTS's SelectSPEC).
     """
     wave: int | None
     """best-of-n, majority, weighted: Paths at a time; the next begin if nothing stops the
@@ -111,15 +111,15 @@ class RequestOptions(TypedDict, total=False):
     exploration: float | None
     """mcts: Weight of the exploration bonus; 0 follows scores."""
     nodes: int | None
-    """mcts: Most steps that are written (default: 16 n)."""
+    """mcts: Most steps to generate (default: 16 n)."""
     ess: float | None
     """particles: Resample at or below this effective share."""
     revisions: int | None
     """revise: Critiques and new answers per path."""
     critique_prompt: str | None
-    """revise: What asks for a critique."""
+    """revise: User message that asks for a critique."""
     revision_prompt: str | None
-    """revise: What asks for a new answer."""
+    """revise: User message that asks for a new answer."""
     stop: StopFunction | Sequence[StopFunction] | None
     """Of a tree whose round is scored: why it ends here, or None to go on; asked last."""
 
