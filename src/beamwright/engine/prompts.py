@@ -69,7 +69,7 @@ class Prompts:
                 f"--model {self._settings.model} has no tokenizer: use --prompt-tokens N"
             )
         check_text(self._settings.system_prompt or "", "--system-prompt")
-        args = {**self._codec.switch(thinking), "now": now}
+        args = {**self._codec.thinking_args(thinking), "now": now}
         if isinstance(problem, Conversation):
             args |= problem.template_args
         ids, text = self._rendered(self._codec, problem, args)

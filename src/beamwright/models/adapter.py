@@ -24,7 +24,7 @@ from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.recurrent import Recurrent
 from beamwright.models.shape import ModelShape, NotBuiltError
-from beamwright.models.steps import put_in
+from beamwright.models.steps import install_steps
 from beamwright.models.survey import Survey, bind
 
 _UP = ("gate_up_proj", "up_proj")
@@ -303,7 +303,7 @@ class AdaptedDecoder(Decoder):
                     raise NotBuiltError(f"{type(module).__name__}: token by token it differs")
                 known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
             each.in_chunks = known[type(module)]
-            put_in(each, self.shape.hidden, self.device, in_blocks=in_blocks)
+            install_steps(each, self.shape.hidden, self.device, in_blocks=in_blocks)
             each.install(lambda: self._attention.view.states)
             made.append(each)
         return tuple(made)

@@ -95,8 +95,8 @@ def delta_rows(
         state += keys[:, None] * ((fresh.to(tl.float32) - known) * rate)[None, :]
         rounded = state.to(states.dtype.element_ty)
         tl.store(write, rounded, held, eviction_policy="evict_first")
-        found = tl.sum(state * asks[:, None], axis=0) * (KEYS**-0.5)
-        tl.store(put, found.to(out.dtype.element_ty), a_value)
+        result = tl.sum(state * asks[:, None], axis=0) * (KEYS**-0.5)
+        tl.store(put, result.to(out.dtype.element_ty), a_value)
 
 
 @triton.jit(
@@ -155,9 +155,9 @@ def scan_rows(
         state += (fresh * step)[:, None] * enter[None, :]
         kept = state.to(states.dtype.element_ty)
         tl.store(write, kept, held, eviction_policy="evict_first")
-        found = tl.sum(state * leave[None, :], axis=1)
-        found += fresh * tl.load(skip + head).to(tl.float32)
-        tl.store(put, found.to(out.dtype.element_ty), a_value)
+        result = tl.sum(state * leave[None, :], axis=1)
+        result += fresh * tl.load(skip + head).to(tl.float32)
+        tl.store(put, result.to(out.dtype.element_ty), a_value)
 
 
 @triton.jit(do_not_specialize=["offset", "stride"])

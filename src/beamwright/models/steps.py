@@ -54,7 +54,7 @@ def delta_step(
     decay (a logarithm), beta: [rows, heads].
     normed: first scale query and key to length 1.
     """
-    kept = _wide(state)
+    kept = _widened(state)
     asks, keys = (x.to(kept.dtype) for x in (query, key))
     if normed:
         asks, keys = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (asks, keys))
@@ -66,9 +66,9 @@ def delta_step(
     gate = gate.exp()
     fresh = (value.to(kept.dtype) - held * gate) * rate
     kept.mul_(gate.unsqueeze(-1)).addcmul_(keys.unsqueeze(-1), fresh.unsqueeze(-2))
-    found: Tensor = asked * gate + (asks * keys).sum(-1, keepdim=True) * fresh
-    _put(kept, state)
-    return found.mul(key.shape[2] ** -0.5).to(value.dtype)
+    result: Tensor = asked * gate + (asks * keys).sum(-1, keepdim=True) * fresh
+    _write_back(kept, state)
+    return result.mul(key.shape[2] ** -0.5).to(value.dtype)
 
 
 def scan_step(
@@ -89,7 +89,7 @@ def scan_step(
     enters, leaves: the paper's B and C [rows, groups, state_size].
     shift, decay, skip: [heads].
     """
-    kept = _wide(state)
+    kept = _widened(state)
     heads = x.shape[1] // enters.shape[1]
     enter, leave = (
         part.to(kept.dtype).repeat_interleave(heads, dim=1) for part in (enters, leaves)
@@ -98,9 +98,9 @@ def scan_step(
     fresh = x.to(kept.dtype)
     kept.mul_((step * decay.to(kept.dtype)[:, None]).exp().unsqueeze(-1))
     kept.addcmul_((fresh * step).unsqueeze(-1), enter.unsqueeze(-2))
-    found = torch.bmm(kept.flatten(0, 1), leave.flatten(0, 1).unsqueeze(-1)).view(x.shape)
-    _put(kept, state)
-    return (found + fresh * skip.to(kept.dtype)[:, None]).to(x.dtype)
+    result = torch.bmm(kept.flatten(0, 1), leave.flatten(0, 1).unsqueeze(-1)).view(x.shape)
+    _write_back(kept, state)
+    return (result + fresh * skip.to(kept.dtype)[:, None]).to(x.dtype)
 
 
 def convolution_step(
@@ -114,19 +114,19 @@ def convolution_step(
     """
     state.copy_(torch.cat([state[..., 1:], x.to(state.dtype).unsqueeze(-1)], dim=-1))
     wide = torch.promote_types(x.dtype, torch.float32)
-    found = (state.to(wide) * weight.to(wide)).sum(-1)
+    result = (state.to(wide) * weight.to(wide)).sum(-1)
     if bias is not None:
-        found = found + bias.to(wide)
-    found = found.to(x.dtype)
-    return F.silu(found) if silu else found
+        result = result + bias.to(wide)
+    result = result.to(x.dtype)
+    return F.silu(result) if silu else result
 
 
-def _wide(state: Tensor) -> Tensor:
+def _widened(state: Tensor) -> Tensor:
     """Return the state in float32 or wider: itself if its dtype is wide enough, else a copy."""
     return state.to(torch.promote_types(state.dtype, torch.float32))
 
 
-def _put(kept: Tensor, state: Tensor) -> None:
+def _write_back(kept: Tensor, state: Tensor) -> None:
     if kept is not state:
         state.copy_(kept)
 
@@ -139,7 +139,7 @@ _PLAIN = SimpleNamespace(
 # --- in a module's forward -------------------------------------------------------------------
 
 
-def _by(state: Tensor | Placed) -> Any:
+def _steps_for(state: Tensor | Placed) -> Any:
     """Return the namespace of step functions for a state: torch steps or kernels."""
     if not isinstance(state, Placed):
         return _PLAIN
@@ -154,8 +154,8 @@ def _convolve(
     """Replace `causal_conv1d_update`: x and the result are [rows, channels, 1]."""
     silu = activation in ("silu", "swish")
     assert silu or activation is None
-    found: Tensor = _by(state).convolution_step(state, x[..., 0], weight, bias, silu=silu)
-    return found.unsqueeze(-1)
+    result: Tensor = _steps_for(state).convolution_step(state, x[..., 0], weight, bias, silu=silu)
+    return result.unsqueeze(-1)
 
 
 def _delta_rule(
@@ -175,8 +175,8 @@ def _delta_rule(
     """
     inputs = (each[:, 0] for each in (query, key, value, g, beta))
     normed = use_qk_l2norm_in_kernel
-    found: Tensor = _by(initial_state).delta_step(initial_state, *inputs, normed=normed)
-    return found.unsqueeze(1), initial_state
+    result: Tensor = _steps_for(initial_state).delta_step(initial_state, *inputs, normed=normed)
+    return result.unsqueeze(1), initial_state
 
 
 def _scan(
@@ -199,8 +199,8 @@ def _scan(
     """
     assert dt_softplus
     own = dt_bias[:, 0], A[:, 0, 0], D[:, 0]
-    found: Tensor = _by(state).scan_step(state, x, dt[..., 0], B, C, *own)
-    return found if z is None else found * F.silu(z)
+    result: Tensor = _steps_for(state).scan_step(state, x, dt[..., 0], B, C, *own)
+    return result if z is None else result * F.silu(z)
 
 
 _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -211,7 +211,9 @@ _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
 """Kind of state and replacement, by the name under which modules call the function."""
 
 
-def put_in(recurrent: Recurrent, width: int, device: torch.device, *, in_blocks: bool) -> None:
+def install_steps(
+    recurrent: Recurrent, width: int, device: torch.device, *, in_blocks: bool
+) -> None:
     """Let a recurrent module use the steps of this file if results agree with its own.
 
     in_blocks: also try the kernels, which update states in the pool's blocks.
@@ -249,10 +251,10 @@ def _agrees(
     own = StateCache({kind: state.clone() for kind, state in states.items()})
     expected = recurrent.plain(hidden, own)
     try:
-        found = step(hidden, StateCache(_placed(states) if in_blocks else dict(states)))
+        result = step(hidden, StateCache(_placed(states) if in_blocks else dict(states)))
     except (AssertionError, TypeError):  # the module passes arguments that our steps do not support
         return False
-    pairs = [(found, expected), *((states[kind], own.parts[kind]) for kind in states)]
+    pairs = [(result, expected), *((states[kind], own.parts[kind]) for kind in states)]
     return near(pairs, _NEAR)
 
 

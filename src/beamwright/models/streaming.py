@@ -160,11 +160,11 @@ def multiply_parts(
         gdc_launch_dependents()
     output = first_output + tl.arange(0, OUTPUTS)
     inside = output < outputs
-    found = tl.trans(total)
+    result = tl.trans(total)
     if bias is not None:
-        found += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
+        result += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = (part * rows + row).to(tl.int64)[:, None] * outputs + output[None, :]
-    tl.store(out + at, found.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -200,9 +200,9 @@ def multiply_gated(
         gdc_launch_dependents()
     both = tl.reshape(total.to(out.dtype.element_ty), (2, HALF, ROWS))
     gate, up = tl.split(tl.permute(both, (1, 2, 0)))
-    found = silu(gate.to(tl.float32)).to(out.dtype.element_ty).to(tl.float32) * up.to(tl.float32)
+    result = silu(gate.to(tl.float32)).to(out.dtype.element_ty).to(tl.float32) * up.to(tl.float32)
     at = row[:, None] * outputs + (first_output + tl.arange(0, HALF))[None, :]
-    tl.store(out + at, tl.trans(found.to(out.dtype.element_ty)), mask=real[:, None])
+    tl.store(out + at, tl.trans(result.to(out.dtype.element_ty)), mask=real[:, None])
 
 
 @triton.jit(do_not_specialize=["rows", "parts"])
@@ -230,7 +230,7 @@ def add_parts(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def fills(outputs: int, times: int = 1) -> bool:
+def fills_gpu(outputs: int, times: int = 1) -> bool:
     """Return whether one program per tile of 64 outputs fills a GPU at least `times` times."""
     return outputs >= times * _UNITS * _TILES[0].outputs
 
@@ -264,7 +264,7 @@ def product(
     (rows, columns), outputs = x.shape, len(weight)
     out = x.new_empty(rows, outputs)
     parts = parts_of(outputs, columns) if parts is None else parts
-    kept, tile = _kept(weight, rows)
+    kept, tile = _operands(weight, rows)
     partial = parts > 1
     if isinstance(weight, Codes):
         partial = partial and rows <= CODED_ROWS
@@ -286,7 +286,9 @@ def product(
     return out
 
 
-def _kept(weight: Tensor | Codes, rows: int) -> tuple[tuple[Tensor, Tensor | None], ProductTile]:
+def _operands(
+    weight: Tensor | Codes, rows: int
+) -> tuple[tuple[Tensor, Tensor | None], ProductTile]:
     """Return the tensors that kernels read of a weight, and the tile for `rows` rows.
 
     The tensors are the plain weight and None, or the words and the scales of codes.
@@ -312,7 +314,7 @@ def gated_product(
     outputs that fits its tile, and a sum of one part.
     """
     (rows, columns), outputs = x.shape, len(weight) // 2
-    kept, tile = _kept(weight, rows)
+    kept, tile = _operands(weight, rows)
     if kind != "silu" or rows > _TILES[-1].rows or bias is not None or outputs % tile.outputs:
         return None
     if parts_of(2 * outputs, columns) > 1:
@@ -393,12 +395,12 @@ class CodedLinear(StreamedLinear):
 
     def many(self, x: Tensor) -> Tensor:
         outputs, columns = len(self.codes), x.shape[1]
-        parts, found = parts_of(outputs, columns), []
+        parts, products = parts_of(outputs, columns), []
         for first, last in pieces(outputs, columns):
             weight = self.codes.rows(first, last).values(x.dtype)
             bias = None if self.bias is None else self.bias[first:last]
-            found.append(self.by(x, weight, bias, parts))
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+            products.append(self.by(x, weight, bias, parts))
+        return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 
 def pieces(outputs: int, columns: int) -> list[tuple[int, int]]:

@@ -69,9 +69,9 @@ class Survey:
     @property
     def layers(self) -> torch.nn.ModuleList:
         """The model's layers."""
-        found = self.model.get_submodule(self.layers_at)
-        assert isinstance(found, torch.nn.ModuleList)
-        return found
+        layers = self.model.get_submodule(self.layers_at)
+        assert isinstance(layers, torch.nn.ModuleList)
+        return layers
 
     def quantises(self, name: str) -> bool:
         """Return whether `--weights` quantises the weight `name`.
@@ -131,12 +131,12 @@ def _register() -> None:
     Raises:
         NotBuiltError: if this `transformers` is too old.
     """
-    found = version("transformers")
-    if tuple(int(part) for part in found.split(".")[:2]) < _LEAST_VERSION:
+    installed = version("transformers")
+    if tuple(int(part) for part in installed.split(".")[:2]) < _LEAST_VERSION:
         least = ".".join(map(str, _LEAST_VERSION))
         raise NotBuiltError(
             f"the own decoder does not run it, and --decoder transformers needs transformers "
-            f"{least}, this is {found}: pip install 'transformers>={least}'"
+            f"{least}, this is {installed}: pip install 'transformers>={least}'"
         )
     from transformers import AttentionInterface  # noqa: PLC0415 (slow import)
     from transformers.integrations.moe import ExpertsInterface  # noqa: PLC0415 (slow import)
@@ -167,12 +167,12 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
         raise NotBuiltError(_refusal(text, "an encoder and a decoder"))
     try:
         with quiet_import():
-            found = _build(text, dtype)
+            surveyed = _build(text, dtype)
             with torch.inference_mode():
-                _run(found)
-            found.is_part = text is not config
+                _run(surveyed)
+            surveyed.is_part = text is not config
             # Remove meta tensors that the pass has left in modules, such as `long_inv_freq`.
-            for module in found.model.modules():
+            for module in surveyed.model.modules():
                 kept = {n: v for n, v in vars(module).items() if not isinstance(v, Tensor)}
                 module.__dict__ = kept
     except NotBuiltError:
@@ -183,10 +183,10 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
         known = _SURVEY not in line
         why = f"its layers do not run here ({line})" if known else "attention of its own"
         raise NotBuiltError(_refusal(text, why)) from error
-    if not found.calls:
+    if not surveyed.calls:
         raise NotBuiltError(_refusal(text, "none of its layers attends"))
-    found.body.config._attn_implementation = NAME
-    return found
+    surveyed.body.config._attn_implementation = NAME
+    return surveyed
 
 
 def _refusal(config: Any, why: str) -> str:
@@ -219,8 +219,8 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
     return Survey(model, body, name, layers_at)
 
 
-def _run(found: Survey) -> None:
-    """Run a few tokens through the model, and record in `found` what each layer does."""
+def _run(surveyed: Survey) -> None:
+    """Run a few tokens through the model, and record in `surveyed` what each layer does."""
     chosen: dict[torch.nn.Module, int] = {}
     attending = set[torch.nn.Module]()
 
@@ -228,12 +228,12 @@ def _run(found: Survey) -> None:
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
     ) -> Tensor:
         layer = getattr(module, "layer_idx", None)
-        if layer is None or layer in found.calls or key.shape[2] != query.shape[2]:
+        if layer is None or layer in surveyed.calls or key.shape[2] != query.shape[2]:
             what = type(module).__name__
             raise NotBuiltError(f"{what}: attention that is not a layer's one to its own tokens")
         (_, heads, tokens, width), (_, kv_heads, _, narrow) = query.shape, value.shape
         softcap, head_dim = given.get("softcap"), max(width, narrow)
-        found.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
+        surveyed.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
         attending.add(module)
         return query.new_empty(1, tokens, heads, narrow)
 
@@ -241,29 +241,29 @@ def _run(found: Survey) -> None:
         chosen[module] = index.shape[-1]
         return torch.empty_like(hidden)
 
-    bind(found.model, attend, experts)
+    bind(surveyed.model, attend, experts)
     ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     places = torch.arange(_TOKENS, device="meta")[None]
     # A padding mask tells the model that no sequences are packed. The model reads its values, so it
     # cannot be on the meta device.
     mask = torch.ones(1, _TOKENS, dtype=torch.long)
-    with _Uses(found.model, found.layers) as seen:
-        found.body(ids, attention_mask=mask, position_ids=places, use_cache=False)
-    found.products = frozenset(name for name, used in seen.uses.items() if used == {F.linear})
-    named = dict(found.model.named_modules())
-    found.experts = {name: chosen[module] for name, module in named.items() if module in chosen}
+    with _Uses(surveyed.model, surveyed.layers) as seen:
+        surveyed.body(ids, attention_mask=mask, position_ids=places, use_cache=False)
+    surveyed.products = frozenset(name for name, used in seen.uses.items() if used == {F.linear})
+    named = dict(surveyed.model.named_modules())
+    surveyed.experts = {name: chosen[module] for name, module in named.items() if module in chosen}
     for (layer, name), call in seen.cached.items():
-        module = found.layers[layer].get_submodule(name)
+        module = surveyed.layers[layer].get_submodule(name)
         if attending.intersection(module.modules()):
             check_stateless(module, call)
         elif parts := states_of(module, layer, call):
-            at = ".".join(filter(None, (found.layers_at, str(layer), name)))
-            found.recurrent[at] = parts
-    kept = {parts[0].layer for parts in found.recurrent.values()}
+            at = ".".join(filter(None, (surveyed.layers_at, str(layer), name)))
+            surveyed.recurrent[at] = parts
+    kept = {parts[0].layer for parts in surveyed.recurrent.values()}
     for layer, mixing in seen.mixing.items():
-        if layer not in found.calls and layer not in kept:
+        if layer not in surveyed.calls and layer not in kept:
             raise NotBuiltError(f"layer {layer} brings tokens together ({mixing}) on its own")
-    if len(kept) < len(found.recurrent):
+    if len(kept) < len(surveyed.recurrent):
         raise NotBuiltError("layers with several modules that keep states")
 
 
@@ -319,26 +319,26 @@ class _Uses(TorchFunctionMode):
 # --- a shape ---------------------------------------------------------------------------------
 
 
-def shape_of(found: Survey, max_context: int | None) -> ModelShape:
+def shape_of(surveyed: Survey, max_context: int | None) -> ModelShape:
     """Return the shape of a surveyed model, including its sizes.
 
     Raises:
         NotBuiltError: if its layers cannot share one attention view.
     """
-    config, embedding = found.body.config, found.model.get_input_embeddings().weight
+    config, embedding = surveyed.body.config, surveyed.model.get_input_embeddings().weight
     limit = next((getattr(config, n) for n in _CONTEXTS if getattr(config, n, None)), max_context)
     if limit is None:
         raise NotBuiltError(
             f"{config.model_type}: its config has no longest context: use --context"
         )
     context = limit if max_context is None else min(limit, max_context)
-    calls, depth = found.calls, len(found.layers)
+    calls, depth = surveyed.calls, len(surveyed.layers)
     if len({call.heads for call in calls.values()}) > 1:
         raise NotBuiltError(f"{config.model_type}: layers with different numbers of heads")
     _check_rotary(config, context)
     shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
     inner = getattr(config, "intermediate_size", None) or 4 * embedding.shape[1]
-    head, first = found.model.get_output_embeddings(), groups[0]
+    head, first = surveyed.model.get_output_embeddings(), groups[0]
     plain = len(first.layers) == depth and first.window is None and first.softcap is None
     return ModelShape(
         architecture=config.model_type,
@@ -354,8 +354,8 @@ def shape_of(found: Survey, max_context: int | None) -> ModelShape:
         tied=head is not None and head.weight is embedding,
         groups=() if plain else groups,
         shared=shared,
-        states=tuple(part for parts in found.recurrent.values() for part in parts),
-        built=_sizes(found),
+        states=tuple(part for parts in surveyed.recurrent.values() for part in parts),
+        built=_sizes(surveyed),
     )
 
 
@@ -427,21 +427,24 @@ def window_of(mask: Any, context: int) -> int | None:
     return windows.pop() if windows else None
 
 
-def _sizes(found: Survey) -> BuiltSizes:
-    named = dict(found.model.named_parameters())
+def _sizes(surveyed: Survey) -> BuiltSizes:
+    named = dict(surveyed.model.named_parameters())
     total = sum(each.numel() for each in named.values())
     matrices: dict[tuple[int, int], int] = defaultdict(int)
     for name, each in named.items():
-        if found.quantises(name):
+        if surveyed.quantises(name):
             matrices[(each.shape[0], each.shape[1])] += 1
     idle = 0
-    for name, taken in found.experts.items():
-        module = found.model.get_submodule(name)
+    for name, taken in surveyed.experts.items():
+        module = surveyed.model.get_submodule(name)
         for each in module.parameters(recurse=False):
             idle += each.numel() * (module.num_experts - taken) // module.num_experts
             if each.dim() == 3:
                 rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
                 matrices[(rows, columns)] += module.num_experts
-    head, table = found.model.get_output_embeddings(), found.model.get_input_embeddings().weight
+    head, table = (
+        surveyed.model.get_output_embeddings(),
+        surveyed.model.get_input_embeddings().weight,
+    )
     own = 0 if head is None or head.weight is table else head.weight.numel()
     return BuiltSizes(total, total - idle, own, tuple((*size, n) for size, n in matrices.items()))

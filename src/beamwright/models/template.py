@@ -92,18 +92,18 @@ def check_template(template: Any, where: str) -> None:
     way = "; correct it, or give --chat-template FILE for --model"
     for text in _texts(template):
         try:
-            wrong = _refused(text)
-            if wrong is None:
+            violation = _violation_of(text)
+            if violation is None:
                 _compiled(text)
         except TemplateSyntaxError as error:
             line = (text.splitlines() or [""])[min(error.lineno, len(text.splitlines())) - 1]
-            wrong = f"no Jinja that can be read, at line {error.lineno}: {line.strip():.60}"
+            violation = f"no Jinja that can be read, at line {error.lineno}: {line.strip():.60}"
         except (RecursionError, MemoryError):
-            wrong = "nested too deeply"
+            violation = "nested too deeply"
         except (ValueError, OverflowError) as error:  # a number with too many digits
-            wrong = error_line(error)
-        if wrong is not None:
-            raise InputError(f"{where}: chat template: {wrong}{way}")
+            violation = error_line(error)
+        if violation is not None:
+            raise InputError(f"{where}: chat template: {violation}{way}")
 
 
 def names_read(template: str | dict[str, str] | None) -> frozenset[str]:
@@ -117,7 +117,7 @@ def _texts(template: Any) -> Iterator[str]:
     return (text for text in several if isinstance(text, str))
 
 
-def _refused(text: str) -> str | None:
+def _violation_of(text: str) -> str | None:
     """Return the first violation in a template, for a message; None if it has none."""
     if len(text) > _MOST_SOURCE:
         return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
@@ -127,13 +127,13 @@ def _refused(text: str) -> str | None:
         node, depth = waiting.pop()
         if depth > _DEEPEST:
             return "nested too deeply"
-        if (wrong := _refused_node(node)) is not None:
-            return wrong
+        if (violation := _node_violation(node)) is not None:
+            return violation
         waiting += [(child, depth + 1) for child in node.iter_child_nodes()]
     return None
 
 
-def _refused_node(node: nodes.Node) -> str | None:
+def _node_violation(node: nodes.Node) -> str | None:
     if isinstance(node, nodes.Pow):
         return "powers (**) are not allowed"
     if isinstance(node, nodes.Mul) and not (_is_small(node.left) or _is_small(node.right)):

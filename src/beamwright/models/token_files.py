@@ -44,25 +44,25 @@ def read_token_files(folder: Path) -> TokenFiles:
     where = f"model {folder}"
     if is_gguf(folder):
         return read_vocabulary(folder)
-    written = _object(folder / "tokenizer_config.json")
+    written = _read_optional(folder / "tokenizer_config.json")
     if not (written.get("auto_map") or any((folder / name).is_file() for name in FILES)):
         raise InputError(f"{where}: no tokenizer in this folder (none of {', '.join(FILES)})")
     if not (folder / "tokenizer.json").is_file():
-        found = _by_transformers(folder, written, where)
+        files = _from_transformers(folder, written, where)
     else:
-        found = _as_it_is(folder, written, where)
-    tokenizer, config = found.tokenizer, _object(folder / "config.json")
+        files = _from_tokenizer_json(folder, written, where)
+    tokenizer, config = files.tokenizer, _read_optional(folder / "config.json")
     roles = {  # config.json names by id the roles that tokenizer_config.json leaves out
         role: tokenizer.id_to_token(index) or ""
         for role in ("bos_token", "eos_token")
         if role not in written and type(index := config.get(f"{role}_id")) is int and index >= 0
     }
     remarks = known.TOKENIZER_CONFIG.check(filter(written.get, written), where)
-    generation = _object(folder / "generation_config.json")
+    generation = _read_optional(folder / "generation_config.json")
     remarks += known.GENERATION.check(filter(generation.get, generation), where)
     remarks += _split_by_words(config, tokenizer, written, where)
     template = _chat_template(folder, written)
-    return TokenFiles(tokenizer, {**roles, **found.special_tokens}, template, remarks)
+    return TokenFiles(tokenizer, {**roles, **files.special_tokens}, template, remarks)
 
 
 def check_tokenizer(
@@ -119,7 +119,7 @@ def _growth(tokenizer: Tokenizer) -> int:
 # --- tokenizer.json ----------------------------------------------------------------------------
 
 
-def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
     """Read `tokenizer.json`, and add the tokens that the other files name.
 
     written: the contents of tokenizer_config.json.
@@ -136,7 +136,7 @@ def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFile
         line = f"damaged, or of a later version of `tokenizers` than {_VERSION}"
         raise InputError(f"{where}: its tokenizer cannot be read ({file.name}: {line})") from error
     if "added_tokens_decoder" not in written:  # written by an older version
-        written = {**written, **_object(folder / "special_tokens_map.json")}
+        written = {**written, **_read_optional(folder / "special_tokens_map.json")}
     try:
         listed = {int(i): _token(t) for i, t in written.get("added_tokens_decoder", {}).items()}
         roles = {
@@ -144,7 +144,7 @@ def _as_it_is(folder: Path, written: Mapping[str, Any], where: str) -> TokenFile
             for role, text in written.items()
             if role.endswith("_token") and isinstance(text, str | Mapping)
         }
-        for text, index in _object(folder / "added_tokens.json").items():
+        for text, index in _read_optional(folder / "added_tokens.json").items():
             listed.setdefault(int(index), AddedToken(text, special=text in roles.values()))
         further = written.get("extra_special_tokens") or written.get("additional_special_tokens")
         if isinstance(further, Mapping):
@@ -231,27 +231,27 @@ def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, 
     if (file := folder / "chat_template.jinja").is_file():
         several = {"default": read_text(file), **several}
     file = folder / "tokenizer_config.json"
-    found = several or written.get("chat_template")
-    if not found:
-        found = _object(file := folder / "chat_template.json").get("chat_template")
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        found = {each.get("name"): each.get("template") for each in found}
-    if isinstance(found, dict) and {"default"} == found.keys():
-        found = found["default"]
-    texts = found.values() if isinstance(found, dict) else [found or ""]
+    template = several or written.get("chat_template")
+    if not template:
+        template = _read_optional(file := folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list) and all(isinstance(each, dict) for each in template):
+        template = {each.get("name"): each.get("template") for each in template}
+    if isinstance(template, dict) and {"default"} == template.keys():
+        template = template["default"]
+    texts = template.values() if isinstance(template, dict) else [template or ""]
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"{file}: chat_template is neither a text nor several by name")
-    return found or None
+    return template or None
 
 
-def _object(file: Path) -> dict[str, Any]:
+def _read_optional(file: Path) -> dict[str, Any]:
     return read_object(file) if file.is_file() else {}
 
 
 # --- transformers --------------------------------------------------------------------------------
 
 
-def _by_transformers(place: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
     """Read a folder's tokenizer with `transformers`.
 
     Raises:

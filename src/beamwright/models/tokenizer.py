@@ -157,7 +157,7 @@ class TextCodec:
         except InputError:
             return False
 
-    def switch(self, thinking: str | int) -> dict[str, Any]:
+    def thinking_args(self, thinking: str | int) -> dict[str, Any]:
         """Return the chat template's arguments for `--thinking`, except those already given."""
         names = names_read(self.chat_template) - self.template_args.keys()
         return {} if thinking == "auto" else template_switch(names, thinking)
@@ -191,7 +191,7 @@ class TextCodec:
         """True if the chat template shows the tools that a model may call."""
         return "tools" in names_read(self.chat_template)
 
-    def unread(self, template_args: Mapping[str, Any]) -> list[str]:
+    def unread_args(self, template_args: Mapping[str, Any]) -> list[str]:
         """Return the names in `template_args` that the chat template does not read."""
         return sorted(template_args.keys() - names_read(self.chat_template))
 

@@ -24,7 +24,7 @@ from beamwright.models.streaming import (
     FewStreamedLinear,
     Many,
     StreamedLinear,
-    fills,
+    fills_gpu,
     gated_product,
     parts_of,
     pieces,
@@ -84,7 +84,7 @@ class Streaming:
         key = linear.size, codes.bits, codes.group, codes.words.device, linear.bias is None
         if key not in self._coded:
             try:
-                self._coded[key] = _try(linear, codes, self._dtype, always=self._always)
+                self._coded[key] = _try_codes(linear, codes, self._dtype, always=self._always)
             except (RuntimeError, TritonError):
                 self._coded[key] = False, None
         is_right, many = self._coded[key]
@@ -111,7 +111,7 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
     whole = F.linear(x, like, bias)
     if not is_invariant(lambda rows: F.linear(rows, like, bias), x, whole, _ROWS):
         return StreamedLinear
-    is_wide = fills(len(weight), _WIDE)
+    is_wide = fills_gpu(len(weight), _WIDE)
     counts = (8, FEW_ROWS)
     if is_wide and is_invariant(lambda rows: product(rows, like, bias), x, whole, counts):
         return FewStreamedLinear
@@ -137,11 +137,11 @@ def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool
     gated = F.silu(gate) * up
     most = 4 * _ROUNDED * gated.abs().amax()  # four values are rounded
     tried = [gated_product(x[:count], kept, bias, "silu") for count in ROWS_OF_TILES]
-    found = [each for each in tried if each is not None]
-    return all(bool((each - gated[: len(each)]).abs().amax() <= most) for each in found)
+    results = [each for each in tried if each is not None]
+    return all(bool((each - gated[: len(each)]).abs().amax() <= most) for each in results)
 
 
-def _try(
+def _try_codes(
     linear: GroupedLinear, codes: Codes, dtype: torch.dtype, *, always: bool
 ) -> tuple[bool, Many | None]:
     """Return whether the kernels are right for these codes, and a product for many rows.

@@ -315,7 +315,7 @@ class Meter:
         codec, args = machinery.reader.codec, settings.model.template_args
         if isinstance(request.asked, Conversation):
             args = {**args, **request.asked.template_args}
-        names = [] if codec is None else codec.unread(args)
+        names = [] if codec is None else codec.unread_args(args)
         unread = f"--template-args: the chat template does not read {', '.join(names)}"
         last = [unread] if names else []
         if run.given:  # no search took place, and the best given path need not be right
