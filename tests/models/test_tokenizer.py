@@ -104,7 +104,7 @@ def test_arguments_reach_the_template(load):
     codec.template_args = {"think": False}
     assert codec.decode_raw(codec.render("a")) == "a<think></think>"
     assert codec.conversation(asked, template_args={"think": True}) == "a"
-    assert codec.unread({"think": 1, "name": 2, "messages": 3}) == ["name"]
+    assert codec.unread_args({"think": 1, "name": 2, "messages": 3}) == ["name"]
     assert codec.conversation(asked, template_args={"name": "x"}) == "a<think></think>"
 
 
@@ -112,14 +112,14 @@ def test_a_template_for_tools_reads_arguments_too(load):
     codec = load(own_template={"default": TEMPLATES["thinks"], "tool_use": TEMPLATES["tools"]})
     asked = ({"role": "user", "content": "a"},)
     assert codec.conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"}) == "fa!"
-    assert codec.unread({"think": 1, "style": 2, "other": 3}) == ["other"]
+    assert codec.unread_args({"think": 1, "style": 2, "other": 3}) == ["other"]
 
 
 def test_the_bundled_template_is_rendered_with_arguments():
     bundled = TextCodec.load(BUNDLED / "generator")
     write = template_writer("{{ messages[0] }}{{ bos_token }}{{ a }}", {"bos_token": "<s>"})
     assert write(["x"], a=1, bos_token="<b>") == "x<b>1"
-    assert bundled.unread({"bos_token": "", "think": True})[-1] == "think"
+    assert bundled.unread_args({"bos_token": "", "think": True})[-1] == "think"
 
 
 def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
