@@ -1,4 +1,4 @@
-"""The command line: options, progress and output. All work happens in the rooms above."""
+"""The command line: options, progress and output. The work itself is done in other packages."""
 
 from beamwright.cli.app import main
 

@@ -20,10 +20,10 @@ from beamwright.io import installed_entry_points
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
 _GROUP = "beamwright.commands"
-"""Entry points of installed packages: commands, such as the lab's `simulate`."""
+"""Entry point group through which installed packages add commands, such as the lab's `simulate`."""
 
 _Row = tuple[str, str, str]
-"""Module and function of a subcommand, imported if it is the one that runs, and its summary."""
+"""Module, function and summary of a subcommand; the module is imported only if the command runs."""
 
 _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
     {
@@ -39,7 +39,7 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
         "doctor": ("doctor", "doctor", "Check this machine, a checkpoint, or a verifier."),
     }
 )
-"""Module in this room, function and summary."""
+"""Built-in subcommands by name: module in this package, function and summary."""
 
 _LAB = MappingProxyType(
     {
@@ -48,11 +48,11 @@ _LAB = MappingProxyType(
         "Loads no model.",
     }
 )
-"""Summaries of commands that are there where the lab is installed."""
+"""Summaries of the commands that exist if the lab package is installed."""
 
 
 def make_app() -> typer.Typer:
-    """All commands, those of installed packages too, by what the list says of them."""
+    """Build the application from the table of commands and the commands of installed packages."""
     rows: dict[str, _Row] = {
         point.name: (
             point.module,
@@ -65,10 +65,13 @@ def make_app() -> typer.Typer:
         rows[name] = (f"beamwright.cli.{module}", function, summary)
 
     class Commands(TyperGroup):
-        """Commands that are imported when they run, or when a shell completes their options."""
+        """A group whose commands are imported when they run or a shell completes their options."""
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            """A command of this name with its options; `--help-all`: a help that shows them all."""
+            """Import the named command and declare its options.
+
+            `--help-all` becomes a `--help` that shows every option.
+            """
             if args[0] in rows:
                 everything = ctx.resilient_parsing or _HELP_ALL in _before_dashes(args)
                 self.add_command(_loaded(args[0], rows[args[0]], everything), args[0])
@@ -85,10 +88,13 @@ def make_app() -> typer.Typer:
 
 
 def _loaded(name: str, row: _Row, everything: bool) -> Any:
-    """A command with its options. everything: its help shows them all."""
+    """Import a command and return it with its options.
+
+    everything: whether its help shows all options, or only the common ones.
+    """
     module, function, _ = row
     command = getattr(import_module(module), function)
-    if declare := getattr(command, "declare_options", None):  # `report` has no settings
+    if declare := getattr(command, "declare_options", None):  # `report`, for one, has no settings
         declare(everything)
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     single.command(name)(command)
@@ -119,20 +125,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = given or ["--help"]
     try:
         plugins = _named_plugins(words)
-        # `--help` alone waits for no pydantic; a shell that completes gives no words.
+        # A mere `--help` need not wait for the import of pydantic. A shell that completes options
+        # calls this without arguments, and needs the plugins.
         completes_or_runs = not given or any(not word.startswith("-") for word in words)
         if plugins or (completes_or_runs and installed_entry_points("beamwright.plugins")):
             from beamwright.declare import load_all
 
             for line in load_all(plugins):
                 complain(line)
-        if all(word.startswith("-") for word in words):  # none before a command takes a value
+        # There is no command, only options: none of these takes a value.
+        if all(word.startswith("-") for word in words):
             words = ["--help" if word == _HELP_ALL else word for word in words]
         result = make_app()(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
-    except BeamwrightError as error:  # of a plugin; commands end in `guard`
+    except BeamwrightError as error:  # raised by a plugin; `guard` handles errors of commands
         complain(f"error: {error}")
         return error.exit_code
     except Exception as error:
@@ -146,7 +154,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hint(error: Exception) -> str:
-    """The line about an option, or a command, that is none: what may have been meant by it."""
+    """Return the error line for an unknown option or command, with what the user may have meant.
+
+    Returns "" if there is nothing to add to the error's own message.
+    """
     flag = getattr(error, "option_name", None)
     if flag is not None:
         from beamwright.cli.options import meant_by
@@ -165,7 +176,10 @@ def _hint(error: Exception) -> str:
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:
-    """The files that `--plugin` names: they are run before it is known which options there are."""
+    """Return the files given by `--plugin`.
+
+    They are read from the raw arguments, since plugins declare options and must run before parsing.
+    """
     written = _before_dashes(words)
     pairs = zip(written, [*written[1:], ""], strict=True)
     following = [after for word, after in pairs if word == "--plugin" and after]
@@ -173,5 +187,5 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
 
 
 def _before_dashes(words: Sequence[str]) -> Sequence[str]:
-    """Those that may be options."""
+    """Return the arguments before `--`; only these can be options."""
     return words[: words.index("--")] if "--" in words else words

@@ -1,4 +1,7 @@
-"""`beamwright demo`: one problem by search, and by a vote of the same model, which is wrong."""
+"""`beamwright demo`: solves one problem by search and by a majority vote of the same model.
+
+The search finds the right answer, and the vote does not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def demo(
     invocation: Invocation, seed: int = option(1, "Seed of every random draw.", "N", min=0)
 ) -> None:
     """Solve one problem by search, live in a terminal, and by a vote of 16 of the same model."""
-    # What it shows was found in float32; a card would take bfloat16 by itself.
+    # The problem was chosen with float32: in bfloat16, a GPU's default, the outcome may differ.
     settings = Settings.build(n=16, width=4, seed=seed, **{"dtype": "float32", **invocation.given})
     console = Console() if sys.stdout.isatty() and not invocation.as_json else None
     status = Status()

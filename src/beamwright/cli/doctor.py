@@ -1,4 +1,4 @@
-"""`beamwright doctor`: this machine, a checkpoint, or how a verifier reads a sample."""
+"""`beamwright doctor`: reports on this machine, on a checkpoint, or on a verifier's format."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def doctor(
                 "python": platform.python_version(),
                 **machine.inspect_machine(),
             }
-            if probe:  # kept for `--gpu measured`
+            if probe:  # the profile is saved, so that `--gpu measured` can use it
                 profile = machine.measure_profile()
                 file = str(write_profile(profile))
                 report |= {"profile": asdict(profile), "profile_file": file}
@@ -124,7 +124,7 @@ def _rows(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _print_verifier(report: Mapping[str, Any]) -> None:
-    """Print what `verify.find` shows: the format, the text, and where each step is read."""
+    """Print a verifier's report: its format, its text, and the positions that score each step."""
     _print_rows({key: value for key, value in report.items() if key != "steps"})
     table = Table("step", "text", "read at", "tokens there", "score")
     for step in report["steps"]:

@@ -1,4 +1,7 @@
-"""`beamwright eval`: a problem set, resumable, with the accuracy so far, here or over Ray."""
+"""`beamwright eval`: solves a problem set, here or over Ray, and reports the accuracy.
+
+A run shows the accuracy so far, and can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from beamwright.config import Settings
     from beamwright.solver.solution import Solution
 
-_MOST_CHECKERS = 16  # each takes 63 MB
+_MOST_CHECKERS = 16  # each worker process takes 63 MB
 
 
 @with_settings(recipe=False, cluster=True)
@@ -108,11 +111,11 @@ def evaluate(
         dataset, limit, problem_field=problem_field, answer_field=answer_field
     )
     for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
-        with suppress(BeamwrightError):  # which says all where the model is needed
+        with suppress(BeamwrightError):  # it is raised again when the model is loaded
             if note is not None:
                 check_models(model)
                 complain(note)
-    # On a cluster the driver's cores have nothing else to do.
+    # With a remote cluster this process's cores are idle, so the answer checker may use them.
     alone = cluster is None or cluster.address is None
     most = 2 if alone else max(2, min(_MOST_CHECKERS, num_cores() - 1))
     with AnswerChecker(num_workers=most) as checker:
@@ -135,7 +138,11 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """What every setting of a run shares. failures: pages that were not written."""
+    """The parts of an evaluation that all of its settings share.
+
+    num_trees: number of problems whose trees are written as pages.
+    failures: errors of pages that could not be written.
+    """
 
     problem_set: ProblemSet
     out: Path | None
@@ -147,9 +154,10 @@ class _Evaluation:
     failures: list[InputError] = field(default_factory=list)
 
     def report(self, named: NamedSettings) -> dict[str, Any]:
-        """Of one setting, in its own folder where it has a name.
+        """Run one setting and return its report. A named setting has its own folder.
 
-        Of several, one that fails (memory, say) does not stop the others.
+        If a named setting fails, for example for lack of memory, its report holds the error, so
+        that the remaining settings still run.
         """
         name, settings = named.name, named.settings
         if name is None:
@@ -164,10 +172,12 @@ class _Evaluation:
             return {"name": name, "error": str(error), "settings": settings.model_dump(mode="json")}
 
     def advice(self, runs: Sequence[NamedSettings]) -> dict[str, Any]:
-        """What to use, from a run of samples and one of the search, each in its own folder.
+        """Run samples and the search, and return advice on which of them to use.
+
+        Each of the two runs has its own folder.
 
         Raises:
-            InputError: for a recipe of several settings, or without right answers.
+            InputError: for a recipe of several settings, or if no problem has a right answer.
         """
         if len(runs) != 1:
             raise InputError(f"--advise: is about one setting, and the recipe has {len(runs)}")
@@ -192,7 +202,7 @@ class _Evaluation:
     def _run(
         self, settings: Settings, out: Path | None, prefix: str
     ) -> tuple[dict[str, Any], Mapping[str, Record]]:
-        """The report of one setting, and its records by their problem's id."""
+        """Run one setting, and return its report and its records by problem id."""
         first = self.problem_set.problems[: self.num_trees] if out is not None else ()
         pages = {each.unique_id: out / "trees" / f"{each.index:04d}.html" for each in first if out}
         status = Status()
@@ -214,8 +224,12 @@ class _Evaluation:
         status: Status,
         problems: Sequence[tuple[str | int, str]],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
-        """Solves here or over Ray. pages: of problems by their ids, written as those are solved."""
-        # Loaded at the first unfinished problem: a complete folder is reported without any.
+        """Solve the problems here or over Ray, and yield each problem's id and outcome.
+
+        pages: files of tree pages by problem id; each is written when its problem is solved.
+        """
+        # This generator starts at the first unfinished problem, so that no model is loaded to
+        # report a folder whose problems are all finished.
         if self.cluster is None:
             check_models(settings.model)
             with first_import("beamwright.solver.solver"):
@@ -235,14 +249,14 @@ class _Evaluation:
             if file is not None and not isinstance(outcome, BeamwrightError):
                 try:
                     _write_tree(file, outcome)
-                except InputError as error:  # the results go on without pages
+                except InputError as error:  # go on with the results, and write no more pages
                     self.failures.append(error)
                     pages.clear()
             yield problem_id, outcome
 
 
 def _write_tree(file: Path, solution: Solution) -> None:
-    """The page of a tree in a folder of its own. Raises InputError where it cannot be written."""
+    """Write the page of a tree and create its folder. Raises InputError if this fails."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -254,7 +268,10 @@ def _write_tree(file: Path, solution: Solution) -> None:
 
 
 class _Tally:
-    """Finished problems and their verdicts, shown on a bar. prefix: before what the bar says."""
+    """The finished problems and their verdicts, shown on a progress bar.
+
+    A callback for every new record. prefix: text that precedes the bar's description.
+    """
 
     def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
         self._bar, self._prefix = bar, prefix
@@ -271,7 +288,7 @@ class _Tally:
         self._bar.update(self._task, description=line, completed=done, total=total)
 
     def so_far(self, out: Path | None) -> str:
-        """What an interrupted run has found, and how to go on with it."""
+        """Return a line with the results of an interrupted run and how to resume it."""
         total, judged = self._bar.tasks[0].total, len(self._verdicts)
         line = f"{len(self.records)} of {int(total) if total else '?'} problems finished"
         if judged:
@@ -284,7 +301,10 @@ class _Tally:
 
 
 def _bar() -> Progress:
-    """On standard error, if that is a terminal; with what goes on between two problems."""
+    """Return a progress bar with a status of the running problems.
+
+    It is shown only if standard error is a terminal.
+    """
     column = Column(no_wrap=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -301,7 +321,7 @@ def _bar() -> Progress:
 
 
 def _table(report: Mapping[str, Any]) -> Table:
-    """One setting, a row per figure; `report` has others in one page."""
+    """Return the table of one setting, a row per figure."""
     title = plain(report.get("name", report.get("dataset", "")))
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in [("failed", report["error"])] if "error" in report else _rows(report):
@@ -310,7 +330,10 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 
 def _advised(said: Mapping[str, Any]) -> Iterator[Any]:
-    """A table for each kind of cost, and what to do."""
+    """Yield the parts of the advice: a table at equal tokens and at equal seconds, and a summary.
+
+    The summary includes the noise of the scores if it is known.
+    """
     for unit in ("tokens", "seconds"):
         if unit not in said:
             continue

@@ -1,10 +1,11 @@
-"""A search as it runs: the tree in a terminal, a line of status; and a picture of it for a page.
+"""Draws a search's tree: live in a terminal with a status line, or as an SVG picture.
 
-Equal siblings are one line with their number, and the paths below them go on together, so that 64
-beams that write the same step say so at a glance.
+Siblings with equal text share one line with their number, and the paths below them are merged as
+well. This shows at a glance that, for example, 64 beams have written the same step.
 
-After every round the tree is drawn once from the report; what the terminal refreshes between
-rounds is that drawing and the time, never the tree itself, which the search goes on changing.
+The tree is drawn once after every round, from the round's report. Between rounds the terminal
+refreshes only the finished drawing and the status. It never reads the tree itself, since the
+search's thread keeps changing it.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
 
 _BAR_CELLS = 8
-_LABEL_CHARACTERS = 400  # far wider than a terminal; the label is cut to the line anyway
+_LABEL_CHARACTERS = 400  # wider than any terminal; rich cuts labels to the line's width
 _MAX_ANSWERS = 5
 _REFRESH_HZ = 6
-_FRAME_LINES = 5  # answers, the last round, the status line and room for the prompt below
+_FRAME_LINES = 5  # lines for answers, the last round, the status and the shell prompt below
 _PROBLEM_CHARACTERS = 4000
 _PICTURE_COLUMNS, _PICTURE_LINES = 100, 35
 
 
 class Status(Progress):
-    """What the engine is doing; as text it is one line, that any thread may ask for."""
+    """The engine's current phase and token count. `str` gives one line; any thread may call it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started_s = clock, clock()
@@ -62,7 +63,7 @@ class Status(Progress):
         self._num_tokens += num_tokens
 
     def __str__(self) -> str:
-        """The phase, tokens and their rate so far, and the time since the start."""
+        """Return the phase, the tokens and their mean rate so far, and the seconds since start."""
         now_s = self._clock()
         parts = [self._what]
         if self._searching_s is not None:
@@ -73,9 +74,9 @@ class Status(Progress):
 
 
 class LiveTree:
-    """Shows every round of one search. A context manager; `show` is its round callback.
+    """A live drawing of one search in a terminal. A context manager; `show` is its round callback.
 
-    status: what is shown below the tree, asked for at every refresh.
+    status: the status line below the tree, read at every refresh.
     """
 
     def __init__(self, console: Console, problem: str, status: Status) -> None:
@@ -95,7 +96,8 @@ class LiveTree:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._last is not None:  # what stays may scroll: no step of a surviving path is left out
+        # The final drawing may scroll, so it includes all steps of the surviving paths.
+        if self._last is not None:
             self._draw(self._last, keep_steps=True)
         self._spinner = None
         self._live.stop()
@@ -126,7 +128,7 @@ def _problem_panel(problem: str) -> Panel:
 
 
 def round_line(report: RoundReport) -> str:
-    """One line about one round; who waits is a candidate of a later one."""
+    """Return one line about a round. Waiting candidates are judged in a later round."""
     judged = len(report.survivors) + len(report.pruned) + len(report.finished)
     waiting = 0 if report.tree.done else len(report.candidates) - judged
     parts = [
@@ -142,13 +144,13 @@ def round_line(report: RoundReport) -> str:
 
 
 def write_picture(solution: Solution, file: Path) -> None:
-    """Write the problem, the tree, its answers and the chosen one as SVG, in 35 lines.
+    """Write an SVG picture of the problem, the tree, its answers and the chosen one, in 35 lines.
 
     Raises:
         InputError: if the file cannot be written.
     """
     tree, stats = solution.tree, solution.tree_stats
-    # What is printed goes nowhere but into the record.
+    # This console prints to nowhere; only its recording is used, for the SVG file.
     console = Console(
         record=True,
         file=io.StringIO(),
@@ -172,10 +174,10 @@ def write_picture(solution: Solution, file: Path) -> None:
 
 
 class Marks(NamedTuple):
-    """The few signs that need more than ASCII.
+    """The characters of a drawing that are not ASCII by default.
 
-    finished: a path that has ended. pruned: one that was given up. kept: a step of a path that
-    goes on, or has ended further down. full, empty: cells of a bar.
+    finished: marks a path that has ended. pruned: marks a pruned path. kept: marks a step of a path
+    that continues, or that has ended further down. full, empty: cells of a score's bar.
     """
 
     finished: str = "✓"
@@ -194,11 +196,11 @@ def draw_tree(
     max_lines: int | None = None,
     keep_steps: bool = False,
 ) -> Tree:
-    """The decoded part of a search tree, with as much detail as fits into `max_lines`.
+    """Draw the decoded part of a search tree, with as much detail as fits into `max_lines`.
 
-    Least important first: pruned siblings become one line, branches that died out become one
-    line, then early steps of the surviving paths are left out (never with `keep_steps`). The
-    newest steps are always there.
+    If it does not fit, details are dropped in this order: pruned siblings share one line, branches
+    whose paths are all pruned share one line, then early steps of the surviving paths are left out
+    (never with `keep_steps`). The newest steps are always drawn.
     """
     drawing = _Drawing(marks or Marks(), tree)
     newest = drawing.newest_depth
@@ -212,9 +214,9 @@ def draw_tree(
 
 
 def draw_answers(tree: SearchTree) -> Text | None:
-    """One line: the answers of the paths that have ended, most votes first; None if there are none.
+    """Return one line with the answers of the ended paths, most votes first; None without answers.
 
-    With each answer comes the number of paths that give it and the best of their scores.
+    Each answer has the number of its paths and the best of their scores.
     """
     votes: dict[str, list[Node]] = {}
     for leaf in map(best_answer, tree.finished()):
@@ -236,7 +238,7 @@ def draw_answers(tree: SearchTree) -> Text | None:
 
 
 class _Drawing:
-    """Draws one tree at one moment, at several levels of detail."""
+    """A drawing of a tree at one moment, at any of several levels of detail."""
 
     def __init__(self, marks: Marks, tree: SearchTree) -> None:
         self._marks, self._tree = marks, tree
@@ -250,9 +252,11 @@ class _Drawing:
                 self._alive.update(node.path())
 
     def draw(self, dead_from: int, first_depth: int) -> tuple[Tree, int]:
-        """The tree from a depth on, and its number of lines.
+        """Draw the tree from `first_depth` on, and return it with its number of lines.
 
-        dead_from: the depth from which on every dead node has a line; above, siblings share one.
+        A dead node is one that no surviving path goes through.
+        dead_from: the depth from which on each dead node has a line of its own. At smaller depths,
+            dead siblings share one line.
         """
         steps = "step" if first_depth == 2 else "steps"
         hidden = f"({first_depth - 1} earlier {steps})" if first_depth > 1 else ""
@@ -260,12 +264,12 @@ class _Drawing:
         num_lines = 1 if hidden else 0
         above = [node for node in self._tree.nodes() if node.depth == first_depth - 1]
         tops = [node for node in above if node in self._alive]
-        # An explicit stack: deep trees are legal, and the recursion limit is not ours.
+        # An explicit stack instead of recursion: a tree may be deeper than the recursion limit.
         stack: list[tuple[Tree, Sequence[Node]]] = [(root, tops or [self._tree.root])]
         while stack:
             branch, nodes = stack.pop()
             children = [child for node in nodes for child in node.children if _decoded(child)]
-            dead, groups = list[Node](), dict[object, list[Node]]()  # of equal text and state
+            dead, groups = list[Node](), dict[object, list[Node]]()  # by equal text and state
             for each in children:
                 alive = each in self._alive
                 if alive or each.depth >= dead_from:
@@ -284,7 +288,7 @@ class _Drawing:
         return root, num_lines
 
     def _label(self, nodes: Sequence[Node]) -> Text:
-        """The best-scored of these equal nodes, and how many they are."""
+        """Return the line of equal nodes: the best-scored one, and their number."""
         node, marks = ranked(nodes)[0], self._marks
         alive, finished = node in self._alive, node.state is NodeState.FINISHED
         share, color = None, "default"
@@ -318,15 +322,16 @@ def _text(node: Node) -> str:
 
 
 def _scores(nodes: Iterable[Node]) -> list[float]:
-    """The scores that are numbers."""
+    """Return the finite scores of the nodes."""
     return [n.score for n in nodes if n.score is not None and math.isfinite(n.score)]
 
 
 def _share(score: float, max_score: float) -> float:
-    """How full a bar is: a probability as it is, a log-probability exponentiated.
+    """Return the filled share of a score's bar, from 0 to 1.
 
-    max_score: the largest score, which fills the bar; 1 where scores are probabilities. A score
-    that is no number has an empty bar.
+    A score of 0 or more is divided by `max_score`, the largest score, or 1 if scores are
+    probabilities. A negative score is taken as a log-probability and exponentiated. The bar of NaN
+    is empty.
     """
     if math.isnan(score):
         return 0.0

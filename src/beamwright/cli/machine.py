@@ -1,6 +1,6 @@
-"""`--gpu`: which machine figures are for, both models on it, and how its memory is split.
+"""Resolves `--gpu`: the machine to estimate for, both models on it, and the split of its memory.
 
-What `plan` and `simulate` agree on, and the table of all profiles.
+`plan` and `simulate` share this module. It also prints the table of all hardware profiles.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ GPU = option(
 
 @dataclass(frozen=True)
 class Machine:
-    """A profile, the source of its figures, and why it was taken where nobody named one."""
+    """A hardware profile and the source of its figures.
+
+    why: the reason, as text, why this profile was chosen without --gpu; None with --gpu.
+    """
 
     profile: HardwareProfile
     source: str
@@ -59,10 +62,12 @@ class Machine:
 
 
 def find_machine(name: str | None) -> Machine:
-    """The machine that `--gpu` names; without it the CUDA device that is here, or a default.
+    """Return the machine that `--gpu` names.
+
+    Without a name, it is this machine's CUDA device, or a default profile if there is none.
 
     Raises:
-        InputError: for an unknown name, or if nothing has been measured here yet.
+        InputError: for an unknown name, or for `measured` before `doctor --probe` has run here.
     """
     if name is not None:
         return _known(find_profile(name))
@@ -85,7 +90,7 @@ def _known(profile: HardwareProfile, why: str | None = None) -> Machine:
 
 
 def cuda_device() -> tuple[str, int] | None:
-    """Name and memory of this machine's first CUDA device; None without one."""
+    """Return the name and the memory in bytes of the first CUDA device; None without one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -103,7 +108,7 @@ def _source_of(name: str) -> str:
 
 
 def print_profiles(*, as_json: bool) -> None:
-    """Print what `--gpu list` asks for: all profiles with their sources."""
+    """Print all hardware profiles with their sources, for `--gpu list`."""
     if as_json:
         profiles = [
             {**asdict(profile), "source": _source_of(name)}
@@ -125,13 +130,14 @@ def print_profiles(*, as_json: bool) -> None:
     Console().print(Group(table, *rest))
 
 
-_RESERVED_BYTES = GIB  # of a card: CUDA's context, captured steps and what a desktop shows
+# Device memory of a GPU that CUDA's context, captured CUDA graphs and the display use.
+_RESERVED_BYTES = GIB
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class SizedModel:
-    """A model in its precision. sizes: in memory; costs: for the cost model."""
+    """A model in a given precision. sizes: its bytes in memory. costs: its cost model."""
 
     name: str
     sizes: ModelBytes
@@ -140,7 +146,7 @@ class SizedModel:
 
 @dataclass(frozen=True)
 class Models:
-    """Generator and verifier on a machine. profile: in the precision of the models."""
+    """Generator and verifier on a machine. profile: the machine's, for the models' precision."""
 
     generator: SizedModel
     verifier: SizedModel | None
@@ -148,14 +154,16 @@ class Models:
 
     @property
     def sizes(self) -> tuple[ModelBytes, ModelBytes | None]:
-        """Of both, as `solver.memory` takes them."""
+        """The sizes of generator and verifier, as `solver.memory` expects them."""
         return self.generator.sizes, None if self.verifier is None else self.verifier.sizes
 
     def memory_rules(self, settings: Settings) -> dict[str, Any]:
-        """How KV is planned, as `plan_memory` takes it.
+        """Return the keyword arguments of `plan_memory` that decide how KV is planned.
 
-        Hybrids on a card have no attention that copies; of others the page is for any. Beside a
-        card, the memory number holds rows' tails, too: the longest step of each.
+        On a GPU, attention of hybrid models reads KV in place, without working copies. For other
+        models the plan includes the copies, so that it holds for every kind of attention. Without a
+        GPU, the memory number also covers the rows' tails (a row's tokens that are not in blocks
+        yet), which hold at most the longest step.
         """
         if not _is_card(self.profile):
             return {"in_place": False, "step_tokens": settings.step.longest}
@@ -163,10 +171,10 @@ class Models:
 
 
 def read_models(settings: Settings, machine: Machine) -> Models:
-    """The sizes of the models that the settings name; reads no weights.
+    """Return the sizes of the models that the settings name, without reading any weights.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading them would.
+        InputError, UnsupportedModelError, UnavailableError: as loading the models would.
     """
     from beamwright.models.hf_config import find_shape
     from beamwright.solver.memory import ModelBytes
@@ -205,12 +213,13 @@ def _is_card(profile: HardwareProfile) -> bool:
 
 
 def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
-    """What a search may use of the device, and the KV of each model, as `solve --memory` does it.
+    """Return a search's limit of device memory in bytes, and its memory plan.
 
-    Of a card at most what CUDA and the display leave.
+    The plan is the one that `solve --memory` makes. On a GPU, the limit leaves `_RESERVED_BYTES` to
+    CUDA and the display.
 
     Raises:
-        InputError: if that is more than the device has, or nothing is left for KV.
+        InputError: if --memory exceeds the device's memory, or no memory is left for KV.
     """
     from beamwright.solver.memory import plan_memory
 

@@ -1,7 +1,7 @@
-"""`beamwright mcp`: one tool, `solve`, for agents that speak the Model Context Protocol.
+"""`beamwright mcp`: one tool, `solve`, for agents that use the Model Context Protocol.
 
-Searches go the way of `serve`'s: its queue, its bounds and its refusals in a line. Standard output
-is the protocol's alone.
+Searches use the request queue of `serve`, with its limits and its one-line errors. Standard output
+carries only the protocol's messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from beamwright.serve.queue import RequestQueue
     from beamwright.solver.solution import Solution
 
-    # Of one that is loaded, or being loaded.
+    # The task that loads the models and returns the queue; done once they are loaded.
     Loading = asyncio.Task[RequestQueue]
 
 _HOST = "127.0.0.1"
@@ -63,14 +63,16 @@ _SCHEMA: dict[str, Any] = {
     "required": ["problem"],
     "additionalProperties": False,
 }
-"""Of the arguments; all but the problem are as the server was started. The queue bounds them."""
+"""JSON schema of the tool's arguments. Arguments that a call omits keep the server's settings. The
+queue checks the limits."""
 
 _RETURNED: dict[str, Any] = {
     **{"answer": ["string", "null"], "text": "string", "score": ["number", "null"]},
     **{"tree_hash": "string", "seed": "integer", "rounds": "integer", "warnings": "array"},
     **{"tokens": "integer", "seconds": "number", "answers": "object"},
 }
-"""Types of what is returned. answers: how many candidates end in which, the most frequent first."""
+"""JSON types of the tool's result. answers: the number of candidates for each answer, the most
+frequent answer first."""
 
 
 @with_settings()
@@ -81,7 +83,7 @@ def mcp(
 ) -> None:
     """Serve one tool, `solve`, over the Model Context Protocol, on standard input and output.
 
-    A client starts it by itself. The models are loaded once, while it says hello.
+    The MCP client starts this command. The models are loaded once, while the client connects.
     """
     if invocation.as_json and not http:
         raise InputError("--json goes with --http: standard output is the protocol's")
@@ -105,14 +107,14 @@ def mcp(
     server = make_server(load)
 
     async def serve() -> None:
-        # It takes descriptor 1 for itself: whatever else is printed goes where errors go.
+        # The protocol uses file descriptor 1, so all other output goes to standard error.
         async with stdio_server() as (read, write):
             with quiet_stdout():
                 options = server.create_initialization_options()
                 await server.run(_answered(read, write), write, options)
 
     if listening is None:
-        # Python's own handler would wait for the thread that reads standard input.
+        # With Python's own handler, Ctrl-C would wait for the thread that reads standard input.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         asyncio.run(serve())
         return
@@ -126,7 +128,10 @@ def mcp(
 
 
 async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
-    """Messages of a client. What is none gets an error: the SDK would drop it without a reply."""
+    """Yield the messages of a client, and answer an invalid message with an error.
+
+    The SDK would drop an invalid message without a reply.
+    """
     from mcp.shared.message import SessionMessage
     from mcp_types import ErrorData, JSONRPCError
 
@@ -137,7 +142,7 @@ async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
                 continue
             first, number = message.errors()[0], None
             with suppress(ValueError, TypeError, KeyError, RecursionError):
-                given = first["input"]  # Python reads halves of characters
+                given = first["input"]  # may have lone surrogates, which Python's parser accepts
                 number = (given if isinstance(given, dict) else json.loads(given))["id"]
             number = number if type(number) in (int, str) else None
             said = ErrorData(code=-32700, message=first["msg"])
@@ -145,7 +150,10 @@ async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
 
 
 def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
-    """A server whose tool has a queue search. load: makes it, in a thread."""
+    """Build a server with the tool `solve`.
+
+    load: loads the models and returns the queue of the searches; called in a thread.
+    """
     from mcp.server.lowlevel import Server
     from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
 
@@ -175,8 +183,8 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
         loading = asyncio.create_task(asyncio.to_thread(load))
         try:
             yield loading
-        finally:  # whoever called has gone, and what was cancelled ends at once
-            with suppress(BeamwrightError):  # they were told why there is none
+        finally:  # the client has disconnected, and its cancelled searches end at once
+            with suppress(BeamwrightError):  # loading failed, as every call was told already
                 queue = await loading
                 await queue.drain()
                 await asyncio.to_thread(queue.solver.close)
@@ -191,7 +199,11 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
 
 
 async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
-    """Search, and tell of every round. Raises ApiError, BeamwrightError."""
+    """Search for the arguments of a call, and report every round to the client.
+
+    Raises:
+        ApiError, BeamwrightError: for wrong arguments or a failed search.
+    """
     options = dict(given)
     for name in options.keys() - _SCHEMA["properties"]:
         raise InputError(f"{name:.40}: no such argument")
@@ -202,7 +214,7 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise InputError("deadline_s: is a number of seconds")
     options["deadline"] = seconds
-    # Who stops waiting for the models does not stop their loading.
+    # Shielded: a call that is cancelled while it waits must not stop the loading for other calls.
     queue: RequestQueue = await asyncio.shield(ctx.lifespan_context)
     job = await queue.begin_search(problem, options)
     try:
@@ -211,7 +223,7 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
             for each in rounds:
                 await ctx.session.report_progress(each.number, message=str(each).strip())
         return await job.solution()
-    finally:  # cancelled, or the client has gone: its KV is freed; one that has ended stays
+    finally:  # free the KV if the call was cancelled; without effect if the search has ended
         job.cancel()
 
 
@@ -224,7 +236,7 @@ def _found(solution: Solution) -> dict[str, Any]:
 
 
 def _said(found: Mapping[str, Any]) -> str:
-    """The same for a model to read."""
+    """Return the result of a search as text for the calling model."""
     answer, score = found["answer"], found["score"]
     votes = ", ".join(f"{one_line(each)} ({n})" for each, n in list(found["answers"].items())[:5])
     lines = [

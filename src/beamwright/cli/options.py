@@ -1,7 +1,7 @@
-"""Makes command-line options of the fields of `Settings`, for every command (`with_settings`).
+"""Turns the fields of `Settings` into command-line options for every command (`with_settings`).
 
-Name, type, default and words of an option come from the settings themselves (`sections`).
-`None` always means "not given", so that a recipe's value stands unless the user overrides it.
+An option's name, type, default and help text come from the field (`sections`). The value None
+always means "not given", so that a recipe's value holds unless the user overrides it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import beamwright.schedule  # noqa: F401 (what it declares are options)
+import beamwright.schedule  # noqa: F401 (the import declares options)
 from beamwright.cli.output import guard
 from beamwright.config import Settings, removed_options, section_fields
 from beamwright.errors import InputError
@@ -49,24 +49,26 @@ _PANELS = {
     "schedule": "Schedule (the tree stays the same, but for --speculation truncate)",
     "sparse": "Sparse decoding (changes the tree)",
 }
-# What `--help` shows, and not `--help-all` alone.
+# Settings that `--help` shows; `--help-all` shows all.
 _COMMON = frozenset((
     "model", "verifier", "device", "weights", "temperature", "max_tokens", "stop_strings",
     "thinking",
     "search", "n", "width", "seed", "deadline", "memory", "kv_memory",
 ))  # fmt: skip
-_ONE_BY_ONE = "stop_strings"  # given once for each
+_ONE_BY_ONE = "stop_strings"  # a list: the option is repeated, once for each item
 _ESCAPED = ("delimiter", "stop_strings", "close_message")
 _Typed = Mapping[str, tuple[Any, Any]]
-"""Options by name: their type, and what `option` makes."""
+"""Options by name, each as its type and the value that `option` returns."""
 
 
 def option(
     default: Any, help_text: str, metavar: str | None = None, flag: str | None = None, **more: Any
 ) -> Any:
-    """An option that a command has beside the settings, as the default of its parameter.
+    """Return an option of a command, to be used as the default value of a parameter.
 
-    flag: where it is not the parameter's name. more: as `typer.Option` takes it.
+    These options are the command's own, in addition to the settings.
+    flag: the option's flag if it is not derived from the parameter's name.
+    more: further arguments of `typer.Option`.
     """
     flags = [] if flag is None else [flag]
     return typer.Option(default, *flags, help=help_text, metavar=metavar, **more)
@@ -92,9 +94,9 @@ _ENGINES: _Typed = {
 _RECIPE: _Typed = {"recipe": (Path | None, option(None, "YAML file of settings.", "FILE"))}
 _PLUGIN = "Python file that declares a strategy, schedule or verifier; it is run."
 _SHARED: _Typed = {
-    "plugin": (list[Path] | None, option(None, _PLUGIN, "FILE.py")),  # `app` loads it
+    "plugin": (list[Path] | None, option(None, _PLUGIN, "FILE.py")),  # loaded by `app`
     "as_json": (bool, JSON),
-    # `app` makes --help of it.
+    # Declared for the help only: `app` replaces it by --help before parsing.
     "help_all": (bool, option(False, "Show every option and exit.", flag="--help-all")),
     "debug": (bool, DEBUG),
 }
@@ -102,10 +104,11 @@ _SHARED: _Typed = {
 
 @dataclass(frozen=True)
 class Invocation:
-    """What every command is called with.
+    """The first argument of every command with settings.
 
-    given: the options that the user wrote, by name. as_json: print one JSON object only. cluster:
-    where engines run, of a command that takes one; None for this process.
+    given: the settings that the user gave as options, by name.
+    as_json: whether to print exactly one JSON object.
+    cluster: where engines run, for commands that have --ray and --replicas; None for this process.
     """
 
     settings: Settings
@@ -120,12 +123,15 @@ def with_settings(
     under: Collection[str] = (),
     cluster: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the settings options (all, or `only` some), --recipe, --json, --debug.
+    """Decorate a command with options for settings, --recipe, --json, --debug and --plugin.
 
-    under: settings that it does not take, but for what is declared under them. cluster: it takes
-    --ray, --replicas and --replica-cores.
+    only: names of the settings that the command takes; None for all.
+    recipe: whether the command takes --recipe.
+    under: settings without an option here, whose declared rows' own options the command takes
+        nevertheless (for `search`, the options of the strategies).
+    cluster: whether the command takes --ray, --replicas and --replica-cores.
 
-    The command gets an Invocation first, then its own parameters. It runs under `guard`.
+    The command is called with an `Invocation` and then its own parameters, under `guard`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -146,9 +152,9 @@ def with_settings(
                 command(Invocation(settings, given, asked["as_json"], _find_cluster(asked)), **mine)
 
         def declare(everything: bool = True) -> None:
-            """Give the command the options that are declared at present.
+            """Give the command its options, with those that plugins have declared so far.
 
-            everything: the help shows them all; else those that most people want.
+            everything: whether the help shows all options, or only the common ones.
             """
             hints = get_type_hints(command)
             mine = {each.name: (hints[each.name], each.default) for each in own}
@@ -162,7 +168,7 @@ def with_settings(
             ]
             names = [each.name for each in parameters]
             for name in names:
-                if names.count(name) > 1:  # a plugin's has the name of one of the command's own
+                if names.count(name) > 1:  # a plugin's option has the name of another option
                     owners = ", ".join(row.place for row in declared_rows(name))
                     raise InputError(f"{owners}: {flag_of(name)} is an option of the command line")
             wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -178,11 +184,11 @@ def with_settings(
 def _settings_options(
     only: Collection[str] | None, everything: bool, under: Collection[str]
 ) -> _Typed:
-    """Options of settings; `only` some, with what is declared under them (`search`: its
-    strategies).
+    """Return the options of settings, and the options of the rows declared under each setting.
 
-    everything: see `with_settings`; what a plugin declares is always shown. under: those of which
-    only the latter is taken.
+    For example, each strategy declared under `search` may have options of its own.
+    only, under: see `with_settings`. everything: whether the help shows all options. Options that
+    plugins declare are always shown.
     """
     options: dict[str, tuple[Any, Any]] = {}
     for section, fields in section_fields().items():
@@ -206,12 +212,12 @@ def _settings_options(
 def _of_field(
     name: str, field: FieldInfo, help_text: str, panel: str, hidden: bool
 ) -> tuple[Any, Any]:
-    """The option of a setting, or of what a strategy, say, declares."""
+    """Return the type and the option of a field: a setting, or a declared option."""
     flag, metavar = flag_of(name), option_extra(field, "metavar")
-    # What is written is text where the setting has a parser of its own.
+    # If the field has its own parser, the command line passes the value on as a string.
     parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
     kind = str if parsed else _plain_type(field.annotation)
-    # Both forms, so that the command line can also switch off what a recipe switched on.
+    # A boolean has two flags, so that the command line can also switch off what a recipe sets.
     flag = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
     metavar = metavar or ("CHOICE" if _choices(field) else None)
     made = option(None, help_text, metavar, flag, rich_help_panel=panel, hidden=hidden)
@@ -219,8 +225,14 @@ def _of_field(
 
 
 def _declared_field(name: str, rows: Sequence[TableRow]) -> tuple[FieldInfo, str]:
-    """The option that one or several strategies (or others) declare under this name, and whose it
-    is and what for: `dynamic, particles: Temperature ...`."""
+    """Return the field of an option that one or several rows declare, and its help text.
+
+    Rows are strategies or other declarations. The help text names the rows before each meaning, as
+    in `dynamic, particles: Temperature ...`.
+
+    Raises:
+        InputError: if rows declare the option with different types.
+    """
     first, owners = rows[0].options[name], dict[str, list[str]]()
     for row in rows:
         if _plain_type(row.options[name].annotation) != _plain_type(first.annotation):
@@ -236,7 +248,7 @@ def _declared_field(name: str, rows: Sequence[TableRow]) -> tuple[FieldInfo, str
 
 
 def _plain_type(annotation: Any) -> Any:
-    """`int | None` is int; a Literal stays, for its choices."""
+    """Return the type without None: int for `int | None`. A Literal is kept for its choices."""
     if get_origin(annotation) in (UnionType, Union):
         (annotation,) = (each for each in get_args(annotation) if each is not type(None))
     if annotation in (bool, int, float, str) or get_origin(annotation) is Literal:
@@ -245,21 +257,27 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _choices(field: FieldInfo) -> str:
-    """What can be chosen, for the help: in a column of its own it would leave the help none."""
+    """Return a sentence with a field's choices for the help text; "" if there are none.
+
+    Typer's own column of choices would leave no space for the help text.
+    """
     kinds = (field.annotation, *get_args(field.annotation))
     names = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
     return f" One of {', '.join(names)}." if names else ""
 
 
 def _declared(name: str) -> str:
-    """The same for an option that names a declaration; strategies have a list of their own."""
+    """Return a sentence with the names of the declared rows that a setting can name; or "".
+
+    Strategies are left out, since `--search list` shows them.
+    """
     names = [] if name == "search" else [row.name for row in rows_for_flag(flag_of(name))]
-    # Built-in verifiers are no declarations.
+    # "Or one": a verifier may also be built in, and built-in verifiers are not declared rows.
     return f" {'Or one' if name == 'verifier' else 'One'} of {', '.join(names)}." if names else ""
 
 
 def _shown(default: Any) -> str:
-    """The default as rich markup; the option's own default is None and says nothing."""
+    """Return a setting's default as rich markup, since the option's own default is None."""
     if default is None or default is False or default in ((), {}):
         return ""
     text = repr(default) if isinstance(default, str) and "\n" in default else str(default)
@@ -267,7 +285,7 @@ def _shown(default: Any) -> str:
 
 
 def _unescape(text: str | list[str]) -> str | list[str]:
-    r"""`\n`, `\t` and `\\` as a shell user writes them."""
+    r"""Replace the escapes `\n`, `\t` and `\\`, which users write in a shell, in a text or list."""
     if isinstance(text, list):
         return [str(_unescape(each)) for each in text]
     meanings = {"n": "\n", "t": "\t", "\\": "\\"}
@@ -275,7 +293,7 @@ def _unescape(text: str | list[str]) -> str | list[str]:
 
 
 def _print_strategies() -> None:
-    """`--search list`: every strategy in a line, with its options."""
+    """Print a table of all strategies with their options, for `--search list`."""
     table = Table("--search", "what it does", "options", "answer", box=None, header_style="bold")
     for name, row in STRATEGIES.items():
         shared = ["n", "width"] if row.reads_width else ["n"]
@@ -285,8 +303,9 @@ def _print_strategies() -> None:
 
 
 def meant_by(flag: str, offered: Collection[str]) -> str:
-    """What somebody may have meant by an option that is none: by its words, then its letters.
+    """Return a hint on what an unknown option may have meant; "" if nothing is similar.
 
+    Options with the same words are preferred to options with similar letters.
     offered: the flags that the command has.
     """
     name = flag.lstrip("-").removeprefix("no-")
@@ -312,7 +331,7 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
 
 
 def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
-    """None for auto, and where nothing is given. Raises InputError."""
+    """Parse a number or auto; None for auto or no text. Raises InputError if below `least`."""
     if text in (None, "auto"):
         return None
     if not text.isdecimal() or int(text) < least:
@@ -321,7 +340,10 @@ def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
 
 
 def _find_cluster(asked: Mapping[str, Any]) -> Cluster | None:
-    """Where --ray, --replicas and --replica-cores want engines; None for this process."""
+    """Return the cluster that --ray, --replicas and --replica-cores ask for.
+
+    None means that the engine runs in this process.
+    """
     if not any(asked.get(name) for name in _ENGINES):
         return None
     number = number_or_auto("--replicas", asked["replicas"])

@@ -1,6 +1,7 @@
-"""Standard output holds the result and nothing else; errors are one line and an exit code.
+"""Helpers for the output of all commands.
 
-Text from a model is made safe to show. Knows no command.
+Standard output holds only the result of a command. An error is one line on standard error and an
+exit code. Control characters in a model's text are removed before it is shown.
 """
 
 from __future__ import annotations
@@ -26,38 +27,44 @@ LONGEST_LINE = 2000  # characters
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Send what libraries print while working to standard error."""
+    """Redirect everything that libraries print to standard error."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """The one JSON object of a command, in ASCII: any terminal or pipe can take it."""
+    """Print a command's one JSON object, in ASCII, so that every terminal and pipe can show it."""
     typer.echo(json.dumps(nonfinite_as_null(content), allow_nan=False))
 
 
 def printable(text: str) -> str:
-    """`text` with its line breaks, without other control characters (a model may print some)."""
+    """Return `text` without control characters, which a model may generate, except line breaks."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
 
 
 def one_line(text: str) -> str:
-    """`text` on one line without control characters."""
+    """Return `text` on one line, without control characters."""
     return " ".join(printable(text).split())
 
 
 def plain(text: str) -> Text:
-    """`text` for rich as it stands: no markup, no emoji codes, no control characters."""
+    """Return `text` as literal text for rich: markup and emoji codes have no effect.
+
+    Control characters except line breaks are replaced by blanks.
+    """
     return Text("".join(c if c.isprintable() or c == "\n" else " " for c in text))
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """A row of `plain` cells: what a file or a model has named is text and nothing else."""
+    """Add a row of literal text, since names from files or models may contain rich's markup."""
     table.add_row(*map(plain, cells))
 
 
 def figures_table(first: str, figures: Sequence[str], title: str = "") -> Table:
-    """A table of names on the left and figures on the right, without a frame."""
+    """Return a table without a frame for names and their figures, which are aligned to the right.
+
+    first: the heading of the column of names. figures: the headings of the other columns.
+    """
     table = Table(title=plain(title) if title else None, title_justify="left", box=None)
     table.pad_edge = False
     table.add_column(first, no_wrap=True)
@@ -67,7 +74,7 @@ def figures_table(first: str, figures: Sequence[str], title: str = "") -> Table:
 
 
 def short_number(number: float) -> str:
-    """About three digits, at most six characters up to 10,000: an estimate has no more."""
+    """Return `number` with about three digits, which is as exact as an estimate is."""
     if number >= 100:
         return f"{number:,.0f}"
     if number >= 1:
@@ -76,22 +83,22 @@ def short_number(number: float) -> str:
 
 
 def complain(line: str) -> None:
-    """One line on standard error, whatever the text holds, and however long a file has made it."""
+    """Print `line` to standard error as one line of at most `LONGEST_LINE` characters."""
     typer.echo(f"beamwright: {one_line(line):.{LONGEST_LINE}}", err=True)
 
 
 @contextmanager
 def guard(debug: bool) -> Iterator[None]:
-    """End the command with the exit code of whatever is raised inside.
+    """End the command with an error line and an exit code if its body raises an exception.
 
-    2 for bad input, 1 for other failures, 130 for Ctrl-C.
+    The exit code is 2 for bad input, 1 for other failures and 130 for Ctrl-C.
     """
     try:
         yield
     except typer.Exit:
         raise
-    except BrokenPipeError as error:  # the reader of our output has gone; nobody to tell
-        # Or the interpreter complains when it flushes on its way out.
+    except BrokenPipeError as error:  # the reader of our output has closed its end: say nothing
+        # Without this the interpreter reports an error when it flushes standard output at exit.
         sys.stdout = None
         raise typer.Exit(1) from error
     except (KeyboardInterrupt, Exception) as error:
@@ -100,7 +107,8 @@ def guard(debug: bool) -> Iterator[None]:
             line, code = "interrupted", INTERRUPTED
         elif isinstance(error, BeamwrightError):
             line, code = f"error: {error}", error.exit_code
-        elif isinstance(error, OSError):  # of what nobody reads or writes on purpose: a full disk
+        # Errors of the user's files are InputErrors already; this one may be a full disk.
+        elif isinstance(error, OSError):
             where = str(error.filename or "standard output")
             line = f"error: {where:.500}: {error.strerror or error!s:.500}"
         elif isinstance(error, MemoryError):
@@ -111,17 +119,19 @@ def guard(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exception(error, file=sys.stderr)
         complain(line)
-        # Not from the error: a StopIteration behind it would be taken for this generator's own.
+        # `from None`: with a StopIteration as its cause, `contextmanager` would take this exception
+        # for the generator's own end.
         raise typer.Exit(code) from None
 
 
 @contextmanager
 def first_import(module: str) -> Iterator[None]:
-    """Import a module inside. What it leaves is never looked through for garbage.
+    """Switch Python's garbage collector off while the caller's block imports a module.
 
-    Some hundred thousand objects, all of which stay: collections among them take a sixth of the
-    time. Only where the module is not there yet, and only here: a process of the command line is
-    this program's own.
+    The import creates some hundred thousand objects that live to the end of the process, and
+    collecting garbage among them takes a sixth of the import's time. The objects are also excluded
+    from later collections (`gc.freeze`). Nothing changes if the module is loaded already. Only the
+    command line does this, because it owns its process; a library must not.
     """
     if module in sys.modules or not gc.isenabled():
         yield
@@ -136,10 +146,10 @@ def first_import(module: str) -> Iterator[None]:
 
 @contextmanager
 def needs_extra(command: str, extra: str = "serve") -> Iterator[None]:
-    """Import what an extra brings inside.
+    """Guard the imports of packages that only an extra of this package installs.
 
     Raises:
-        InputError: where it is not installed; one line says what to install.
+        InputError: if a package is missing; the message names the extra to install.
     """
     try:
         yield

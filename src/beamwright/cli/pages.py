@@ -1,7 +1,7 @@
-"""`beamwright report` and `beamwright view`: pages of what other commands have left in files.
+"""`beamwright report` and `beamwright view`: web pages from the files of other commands.
 
-A report is one page of evaluations, with its charts as PNG files. Saved searches are shown with
-the page that `serve` shows live ones on.
+`report` writes one page about evaluations, and each chart as a PNG file. `view` shows saved
+searches on the same page on which `serve` shows running ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def report(
         check_writable(page)
         runs = [run for folder in folders for run in find_runs(folder)]
         pngs, missing = write_report(runs, page, title, png=png)
-        if missing is not None:  # the page has its tables without them
+        if missing is not None:  # no PNG files were written; the page itself is complete
             complain(missing)
         if as_json:
             named = [{"name": run.name, **run.summary} for run in runs]
@@ -78,12 +78,12 @@ def view(
             from beamwright.serve.server import bind, run_app
         runs = with_unique_ids([run for path in paths for run in read_runs(path)])
         feed = Feed(most=float("inf"), most_bytes=float("inf"))
-        for run in reversed(runs):  # the newest is shown first
+        for run in reversed(runs):  # the page lists the run that was added last first
             feed.add(run)
         app = FastAPI(openapi_url=None)
         app.include_router(feed_routes(feed, None))
         app.include_router(page_routes())
-        # A name that somebody else's DNS points here is not this machine's.
+        # Refuse host names other than localhost: a foreign DNS entry could point to this machine.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
         with bind(_HOST, port) as listener:
             address = f"http://{_HOST}:{listener.getsockname()[1]}/"

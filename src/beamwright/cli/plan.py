@@ -1,6 +1,7 @@
-"""`beamwright plan`: what fits on a device and how fast it would be, before anything is loaded.
+"""`beamwright plan`: estimates a search's memory and time on a device without loading a model.
 
-Generator and verifier are in every figure; the verifier scores in turn with decoding.
+All figures include the generator and the verifier. Decoding and scoring are assumed to alternate,
+not to overlap.
 """
 
 from __future__ import annotations
@@ -83,14 +84,14 @@ def plan(
 ) -> None:
     """Estimate memory, traffic and time of a search under each schedule. Loads no model.
 
-    --model and --verifier take a model's name as well, such as qwen2.5-1.5b, or a folder with a
-    config.json alone. Without --verifier all memory is the generator's.
+    --model and --verifier also take the name of a known model, such as qwen2.5-1.5b, or a folder
+    that has only a config.json. Without --verifier the generator gets all memory.
     """
     if gpu == LIST:
         print_profiles(as_json=invocation.as_json)
         return
     with quiet_stdout():
-        find_shape(invocation.settings.model)  # a refusal need not wait for torch
+        find_shape(invocation.settings.model)  # refuse a wrong model before the import of torch
         machine = find_machine(gpu)
         report = _report(invocation.settings, machine, prompt, generate)
     if invocation.as_json:
@@ -113,7 +114,9 @@ def _report(
     most = max_beams_in_gpu(workload, costs, budget, scorer)
     if resident.fits:
         most, advice = max(most, workload.num_beams), "nothing has to change"
-    else:  # what was sampled for this number rules what is reckoned from moderate ones
+    else:
+        # `resident` was sampled for exactly this number of beams. `max_beams_in_gpu` extrapolates
+        # from moderate numbers of beams. If they disagree, `resident` wins.
         most = min(most, workload.num_beams - workload.width)
         has_tier = estimates["locality/tree"].time_s is not None
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
@@ -146,7 +149,10 @@ def _report(
 
 
 def _budgets(settings: Settings, models: Models) -> tuple[int, MemoryPlan, Scorer | None]:
-    """The limit, KV of both, and the search's verifier: one of several has its part of their KV."""
+    """Return the memory limit, the KV budgets, and the verifier with its KV; None without one.
+
+    With several parallel verifiers, each has an equal part of the verifiers' KV.
+    """
     limit, budgets = split_memory(settings, models)
     if models.verifier is None:
         return limit, budgets, None
@@ -162,7 +168,7 @@ def _sparse(
     budget: int,
     scorer: Scorer | None,
 ) -> Choice:
-    """What `--sparse auto` would stand for."""
+    """Return the method that `--sparse auto` would choose, with its reason."""
     costs, shape = models.generator.costs, models.generator.sizes.shape
     if shape.groups or shape.states or settings.model.kv_dtype != "auto":
         return Choice("off", "it knows neither windows nor states, nor KV in 8 bits")
@@ -199,14 +205,18 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
 def _advice(
     settings: Settings, machine: Machine, workload: Workload, most: int, *, has_tier: bool
 ) -> str:
-    """The cheapest change with which all beams fit: smaller weights, fewer beams, host memory."""
+    """Return advice on how to fit all beams, the cheapest change first.
+
+    Smaller weights are tried first, then fewer beams or host memory are proposed.
+    most: number of beams that fit now. has_tier: whether host memory can hold the rest.
+    """
     for name, value in _SMALLER:
         changed = settings.model.model_copy(update={name: value})
         smaller = settings.model_copy(update={"model": changed})
         try:
             models = read_models(smaller, machine)
             _, budgets, scorer = _budgets(smaller, models)
-        except InputError:  # still too large, or there is no verifier
+        except InputError:  # the weights are still too large, or there is no verifier
             continue
         costs, budget = models.generator.costs, budgets.generator_kv_bytes
         beams = max_beams_in_gpu(workload, costs, budget, scorer)
@@ -225,10 +235,11 @@ def _memory_report(
     limit: int,
     kv_bytes: int,
 ) -> dict[str, Any]:
-    """What everything resident takes, least and most over single searches, beside the limit.
+    """Return the memory that a search with all KV on the device needs, and the limit, in bytes.
 
-    Attention's working copies are counted, but where --kv-memory says what KV may use.
-    `least_kv_bytes` holds any path of this search: below it the search may be refused.
+    Searches differ in their trees, so the need has a least and a largest value. Attention's working
+    copies are included unless --kv-memory sets the KV budget itself. `least_kv_bytes` is the KV
+    that holds any one path of this search; with less, the search may be refused.
     """
     from beamwright.solver.memory import least_kv_bytes, memory_needed, weights_and_activations
 
@@ -242,7 +253,7 @@ def _memory_report(
     both = need.generator, need.verifier
     kv_needs = zip(*((each.least, each.worst) for each in both), strict=True)
     least, most = (memory_needed(models.sizes, kv, num_beams, **rules) for kv in kv_needs)
-    scored = present[-1].parts * need.verifier.worst  # nothing without a verifier
+    scored = present[-1].parts * need.verifier.worst  # 0 without a verifier
     return {
         "limit_bytes": limit if has_copies else weights + activations + kv_bytes,
         "device_bytes": models.profile.device_memory_bytes,
@@ -262,7 +273,7 @@ def _memory_report(
 
 
 def _page(report: Mapping[str, Any], machine: Machine) -> Group:
-    """`report` is what `--json` prints."""
+    """Return the printed page. report: the content of `--json`."""
     how = "up to" if report["fits"] else "about"
     answer = f"{how} {report['max_beams_in_gpu']:,} beams fit; {report['advice']}"
     budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
@@ -282,7 +293,7 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
 
 
 def _total(report: Mapping[str, Any]) -> str:
-    """What everything resident takes of what there is, and what follows."""
+    """Return one line that compares the memory needed with the limit and says what follows."""
     memory, schedules = report["memory"], report["schedules"]
     least, most, limit = (_gib(memory[f"{name}_bytes"]) for name in ("least", "needed", "limit"))
     if report["fits"]:
@@ -350,7 +361,10 @@ def _cells(each: Mapping[str, Any]) -> Iterator[str]:
 
 
 def short_time(seconds: float) -> str:
-    """`38 min` rather than 2280; below ten minutes the seconds alone."""
+    """Format seconds: from ten minutes on as minutes or hours with a unit, else as a number.
+
+    Example: 2280 becomes `38 min`.
+    """
     if seconds < 600:
         return short_number(seconds)
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{short_number(seconds / 3600)} h"

@@ -1,4 +1,4 @@
-"""`beamwright serve`: searches for whoever speaks OpenAI's protocol."""
+"""`beamwright serve`: a server that runs a search for each request in OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.
 
-    Models are NAME (with the settings given here), NAME:beam and so on, and NAME:plain, which
-    samples once. Listens on this machine alone unless --host says otherwise.
+    Clients select a search by the model's name: NAME uses the settings given here, NAME:beam and so
+    on use another strategy, and NAME:plain samples once. The server listens on this machine only,
+    unless --host is given.
     """
     keys, out, model = _read_keys(api_keys), sys.stdout, invocation.settings.model
     with quiet_stdout(), ExitStack() as stack:
@@ -104,8 +105,11 @@ def serve(
 
 
 def _called(model: ModelSettings, solver: Solver | ClusterSolver) -> str:
-    """A name of its own: `hf:ORG/NAME@REVISION`, like its folder, is called NAME, and a model
-    elsewhere as it is there."""
+    """Return the default name of the served model.
+
+    `hf:ORG/NAME@REVISION` and a folder NAME are called NAME. A model on a remote server keeps the
+    name that it has on that server.
+    """
     if (remote := solver.remote) is not None:
         return str(model.model.partition("#")[2] or remote.name).removesuffix(":plain")
     called = model.model.partition("@")[0] if model.model.startswith("hf:") else model.model
@@ -126,7 +130,7 @@ def _engine(settings: Settings, cluster: Cluster | None) -> Solver | ClusterSolv
 
 
 def _read_keys(file: Path | None) -> list[str]:
-    """Raises InputError for a file without keys."""
+    """Read the API keys from a file, one per line. Raises InputError for a file without keys."""
     if file is None:
         return []
     keys = [line.strip() for line in read_text(file, "--api-keys ").splitlines()]
@@ -137,7 +141,10 @@ def _read_keys(file: Path | None) -> list[str]:
 
 
 def share_of_a_key(requests: int, keys: list[str]) -> int:
-    """Places of one key of several: half of them, so that none takes all from the others."""
+    """Return how many of `requests` one API key may use at a time.
+
+    With several keys it is half of them, so that one key cannot use up all places.
+    """
     return max(1, requests // 2) if len(set(keys)) > 1 else requests
 
 
@@ -149,7 +156,7 @@ def _set_up_log(*, as_json: bool) -> None:
     logger = logging.getLogger("beamwright.serve")
     logger.handlers[:] = [handler]
     logger.propagate = False
-    # Requests are told of in JSON only; what fails always is.
+    # Requests are logged at INFO, only with --log-json. Errors are always logged.
     logger.setLevel(logging.INFO if as_json else logging.WARNING)
     logging.getLogger("uvicorn").handlers[:] = [handler]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

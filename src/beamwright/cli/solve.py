@@ -1,4 +1,4 @@
-"""`beamwright solve`: one problem, the tree growing live, then the answer and what it took."""
+"""`beamwright solve`: solves one problem and shows its tree live, its answer and its costs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def solve(
             solution, stopped = _search(solver, asked, resume, on_round, checkpoint)
     if solution is not None:
         print_solution(solution, console, stopped, as_json=invocation.as_json)
-        try:  # behind the answer, so that a file that cannot be written takes nothing with it
+        try:  # after the answer was printed, so that it is not lost if a file cannot be written
             with quiet_stdout():
                 _write_files(files, solution, timeline)
         except InputError as error:
@@ -109,9 +109,11 @@ def _search(
     on_round: RoundCallback | None,
     checkpoint: Path | None,
 ) -> tuple[Solution | None, BaseException | None]:
-    """The solution, or what was finished when an error stopped the search, and that error.
+    """Search, and return the solution and None.
 
-    asked: a problem, or tokens of a synthetic prompt; None for what the checkpoint holds.
+    If an error stops the search, return the partial solution, or None, and the error.
+    asked: a problem, or the number of tokens of a synthetic prompt; None for the problem in the
+        checkpoint `resume`.
     """
     try:
         if isinstance(asked, int):
@@ -127,7 +129,7 @@ def _search(
 
 
 def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
-    """Find out before the models are loaded that a file is not there."""
+    """Check the files before the slow loading of the models. Raises InputError."""
     if resume is not None and not resume.is_file():
         what = "not a regular file" if resume.exists() else "no such file"
         raise InputError(f"--resume {resume}: {what}")
@@ -140,7 +142,11 @@ def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
 def _problem_text(
     problem: str | None, problem_file: str | None, prompt_tokens: int | None
 ) -> str | None:
-    """The problem; None for a synthetic prompt."""
+    """Read the problem from the argument, a file or standard input; None for a synthetic prompt.
+
+    Raises:
+        InputError: if not exactly one source is given, or the problem is empty.
+    """
     if (problem, problem_file, prompt_tokens).count(None) != 2:
         raise InputError("give one of PROBLEM, --problem-file FILE and --prompt-tokens N")
     if prompt_tokens is not None:
@@ -156,9 +162,11 @@ def _problem_text(
 
 
 def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Settings:
-    """Settings in which a strategy and a verifier are named; says where it is a vote by default.
+    """Return the settings with the default strategy and verifier filled in.
 
-    measures: the prompt is synthetic; any scores will do, so that it is still a tree that grows.
+    Prints a note if the default is a majority vote.
+    measures: whether the prompt is synthetic. Without a verifier, the scores are then
+        log-probabilities, so that the search still grows a tree.
     """
     with quiet_stdout():
         if resume is not None:
@@ -179,7 +187,10 @@ def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Sett
 def watching(
     console: Console | None, title: str, status: Status, *, as_lines: bool
 ) -> Iterator[RoundCallback | None]:
-    """What shows the rounds: the tree in a terminal, lines on standard error, or nothing."""
+    """Yield the round callback that shows progress; None if nothing is shown.
+
+    With a console it draws the live tree, and with `as_lines` it prints lines on standard error.
+    """
     if console is not None:
         with LiveTree(console, title, status) as tree:
             yield tree.show
@@ -191,7 +202,11 @@ def watching(
 def print_solution(
     solution: Solution, console: Console | None, stopped: BaseException | None, *, as_json: bool
 ) -> None:
-    """The answer, below its path in a terminal. Of a search that failed it is but a remark."""
+    """Print the answer, in a terminal together with its path, then warnings and costs.
+
+    If the search failed, print only a remark about the finished candidates on standard error; with
+    `as_json`, print the partial solution.
+    """
     failed = isinstance(stopped, BeamwrightError)
     if as_json:
         failure = {"partial": True, "error": str(stopped)} if failed else {}
@@ -225,7 +240,7 @@ def print_solution(
 
 
 def accounting(solution: Solution) -> str:
-    """One line of what a search took."""
+    """Return one line about the costs of a search: rounds, tokens, seconds and memory."""
     stats, goodput = solution.tree_stats, solution.goodput_tok_s
     link, peak = solution.kv.link_bandwidth_emulated, solution.kv.device_peak_bytes
     remote, sparse = solution.remote, solution.sparse
@@ -246,7 +261,7 @@ def accounting(solution: Solution) -> str:
 
 
 def _write_files(files: Mapping[str, Path], solution: Solution, timeline: Timeline | None) -> None:
-    """What shows the search, by the names of their options."""
+    """Write the timeline, pages and pictures of a search. files: paths by option name."""
     for name, file in files.items():
         if name == "trace" and timeline is not None:
             from beamwright.engine.timeline import write_trace
@@ -267,7 +282,7 @@ def _title(solution: Solution) -> str:
 
 
 def write_page(file: Path, solution: Solution) -> None:
-    """Write the page of a solution's tree; raises InputError where that is not possible."""
+    """Write the HTML page of a solution's tree. Raises InputError if it cannot be written."""
     from beamwright.page.runs import write_tree_page
 
     write_tree_page(solution.tree, solution.tree.node(solution.lineage), file, _title(solution))

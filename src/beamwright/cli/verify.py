@@ -1,7 +1,8 @@
-"""`beamwright verify`: trees of answers grown again from their receipts, and where they part.
+"""`beamwright verify`: repeats searches from their receipts and compares the trees.
 
-Knows files that hold receipts, and what may be another here without another tree: the memory, the
-schedule and the like. Models, and all that decides a tree, are as the receipt says.
+A receipt records the settings, the models and the tree hash of a search. This module reads the
+files that hold receipts. Options that do not change the tree, such as the memory and the schedule,
+may differ from the receipt. Models and all other settings are those of the receipt.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
     from beamwright.solver.solver import Solver
     from beamwright.tree import Problem, SearchTree
 
-_SCORE_TOLERANCE = 1e-4  # scores are compared apart (docs/concepts/sameness.md)
+# Scores are not part of the tree hash, and may differ this much (docs/concepts/sameness.md).
+_SCORE_TOLERANCE = 1e-4
 _SAID = ("problem", "seed", "answer", "text", "score", "stop", "rounds", "tree_hash")
-"""Beside a receipt, where a file has them; candidates, too, of `solve --json`."""
+"""Fields that a file may hold next to a receipt, to be compared; `solve --json` also has
+`candidates`."""
 _OF_TREE = ("problem", "seed", "rounds", "tree_hash")
 _RECOMPUTED = "KV that was computed again"
 _SHOWN = 10  # digits of a tree's hash, for people
@@ -54,14 +57,18 @@ _OPTIONS = (
         if not option_extra(each, "recipe_only")
     ),
 )
-"""Where the models are, and what changes the time, or the last bits, alone."""
+"""Options of `verify`: where the models are, and options that change only the time or the last bits
+of scores."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An answer with its receipt. said: what its file says of it; tree: that the file holds.
+    """An answer with its receipt, as read from a file.
 
-    place: of it, for messages.
+    place: the file, and the place in it, for messages.
+    problem: the problem, or the number of tokens of a synthetic prompt.
+    said: what the file states about the answer, by the names in `_SAID` and `candidates`.
+    tree: the saved tree, if the file is a checkpoint.
     """
 
     place: str
@@ -84,9 +91,11 @@ def verify(
     problem: str | None = option(None, "Of a folder: the answer to this problem.", "ID"),
     in_flight: str = option("auto", "Problems solved at a time.", "N"),
 ) -> None:
-    """Grow answers' trees again from receipts, with another memory and schedule if asked.
+    """Repeat searches from the receipts of their answers, and compare the trees.
 
-    Exit code: 0 all are equal, 1 some part, 2 for what cannot be grown again.
+    The memory and the schedule may differ from the receipts.
+
+    Exit code: 0 if all trees are equal, 1 if one differs, 2 if no search can be repeated.
     """
     if invocation.given.get("speculation") == "truncate":
         raise InputError("--speculation truncate: grows another tree each time")
@@ -111,7 +120,7 @@ def verify(
             solver.most_submitted = together
             report = _Report(claims, skipped, invocation.given, solver)
             begun = deque((claim, _begin(solver, claim)) for claim in claims)
-            while begun:  # trees that are compared go
+            while begun:  # `popleft`, so that the memory of each compared tree is freed
                 claim, solve = begun.popleft()
                 line = report.compare(claim, solve())
                 if not invocation.as_json:
@@ -124,14 +133,16 @@ def verify(
         raise typer.Exit(1)
 
 
-# --- what is read ----------------------------------------------------------------------------
+# --- reading receipts ------------------------------------------------------------------------
 
 
 def read_claims(run: Path, limit: int | None = None, problem: str | None = None) -> Iterator[Claim]:
-    """The receipts in a file or folder.
+    """Yield the answers with receipts in a file or folder.
+
+    limit, problem: for folders, the number of answers to read, and the id of the only problem.
 
     Raises:
-        InputError: if there is none, or none of this problem; names the file.
+        InputError: if there is no receipt, or none of this problem; the message names the file.
     """
     if run.is_dir() or run.suffix == ".jsonl":
         yield from _of_folder(run, limit, problem)
@@ -142,7 +153,7 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
     form, searches = str(content.get("format")), content.get("search")
     if form == "beamwright checkpoint":
         yield _of_checkpoint(run, content)
-    elif form.startswith("beamwright receipt"):  # alone
+    elif form.startswith("beamwright receipt"):  # a receipt without an answer
         yield _claim(str(run), content, {})
     elif not isinstance(searches, dict | list):
         yield _claim(str(run), content.get("receipt"), content)
@@ -192,7 +203,7 @@ def _claim(
     read = read_receipt(receipt, place)
     several = said.get("candidates")
     stated = {name: said[name] for name in _SAID if name in said}
-    # With a removed way to choose, only the tree is grown again.
+    # The receipt's way to choose was removed, so the tree can be compared, but not the answer.
     if f"--choose {read.settings.get('choose')}" in removed_options():
         for name in ("choose", "compare_budget"):
             read.settings.pop(name, None)
@@ -203,18 +214,25 @@ def _claim(
 
 
 def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """The text of a chat's reply; calls of tools were taken out of theirs."""
+    """Return the text of a chat completion, to be compared; {} if there is none.
+
+    A reply with tool calls is left out, since the calls were removed from its text.
+    """
     match reply:
         case {"choices": [{"message": {"content": str() as text, **rest}}, *_]}:
             return {} if rest.get("tool_calls") else {"text": text}
     return {}
 
 
-# --- what is grown again -----------------------------------------------------------------------
+# --- repeating searches ------------------------------------------------------------------------
 
 
 def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
-    """What a solver for all of them is made with. Raises InputError for what they do not share."""
+    """Return the settings of one solver for all claims.
+
+    Raises:
+        InputError: if the claims differ in a setting that a solver fixes, such as the models.
+    """
     from beamwright.solver.options import SHARED
 
     several = [_settings(claim, given) for claim in claims]
@@ -234,7 +252,8 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     for name, value in kept.items():
         if owners.get(name) not in (*DECISIVE_SECTIONS, "stop"):
             raise InputError(f"{claim.place}: unknown option {name!r:.80} of a tree")
-        # A stranger's file does not choose what is downloaded, or which files are a template.
+        # For safety, a receipt from elsewhere must not choose what is downloaded, or which local
+        # file is read as a template: the user must name these.
         fetched = name in ("model", "verifier") and "hf:" in str(value)
         if name not in given and (fetched or (name == "chat_template" and "{" not in str(value))):
             flag = f"{flag_of(name)} {value}"
@@ -244,7 +263,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
         code = plugin_code(settings)
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
-    if settings.model.runs_elsewhere:  # nor is a stranger's file to say whom to send what
+    if settings.model.runs_elsewhere:  # nor may it choose a server to which prompts are sent
         elsewhere = f"--model {settings.model.model} draws its tokens elsewhere"
         raise InputError(f"{claim.place}: cannot be derived again ({elsewhere})")
     for name, named in CODE.items():
@@ -255,7 +274,13 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
 
 
 def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Raises InputError that names the first model whose files are others, and these files."""
+    """Check that the models of the receipt and of the solver have the same files.
+
+    here: the identities of the solver's models by role.
+
+    Raises:
+        InputError: for the first model that differs; the message names its differing files.
+    """
     for role, now in here.items():
         was = getattr(claim.receipt, role)
         if was is None or now is None or was.get("sha256") == now["sha256"]:
@@ -269,7 +294,7 @@ def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]
 
 
 def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
-    """Have it solved; what is returned waits for it."""
+    """Submit a claim's search, and return a function that waits for the solution."""
     from beamwright.solver.options import SHARED
 
     problem, owners = claim.problem, option_owners()
@@ -281,12 +306,20 @@ def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
     return handle.result
 
 
-# --- what is found -----------------------------------------------------------------------------
+# --- comparing ---------------------------------------------------------------------------------
 
 
 @dataclass
 class _Report:
-    """What was compared so far. parted: an entry for each tree that is not equal."""
+    """The results of all comparisons so far.
+
+    skipped: one line for each answer that cannot be repeated.
+    given: the options that the user set.
+    equal: number of equal trees.
+    recomputed: whether any search recomputed dropped KV, which may change last bits.
+    parted: one entry for each tree that differs.
+    differs: properties of machine and versions that differ, as [receipt's value, value here].
+    """
 
     claims: Sequence[Claim]
     skipped: Sequence[str]
@@ -298,7 +331,7 @@ class _Report:
     differs: dict[str, list[str | None]] = field(default_factory=dict)
 
     def compare(self, claim: Claim, solution: Solution) -> str:
-        """A line for people."""
+        """Compare a claim with its repeated search, and return the result as a readable line."""
         was, now = claim.receipt, solution.receipt
         for then, here in ((was.machine, now["machine"]), (was.versions, now["versions"])):
             pairs = {name: [then.get(name), here.get(name)] for name in then | here}
@@ -313,7 +346,7 @@ class _Report:
         return f"equal {was.problem_id}: tree {was.tree_hash[:_SHOWN]}{answer}"
 
     def _difference(self, claim: Claim, solution: Solution) -> tuple[dict[str, Any], str]:
-        """The first, and in words; nothing if all is equal."""
+        """Return the first difference as a report entry and as text; ({}, "") if all is equal."""
         was, now = claim.receipt, solution.receipt
         if was.prompt != now["prompt"]:
             return {"what": "prompt"}, "the prompt has other tokens"
@@ -356,16 +389,17 @@ class _Report:
 
     @property
     def exact(self) -> bool:
-        """On both sides."""
+        """True if all searches, those of the receipts and those here, were exact."""
         return self.solver.exact and all(claim.receipt.exact for claim in self.claims)
 
     @property
     def promised(self) -> str:
-        """What may be expected of these two runs (docs/concepts/sameness.md)."""
+        """A sentence on whether these runs must have equal trees (docs/concepts/sameness.md)."""
         settings = self.solver.settings.model
         loose = settings.device.startswith("cuda") and not settings.deterministic
         also = {_RECOMPUTED: self.recomputed, "a GPU without --deterministic": loose}
-        # Trees were equal at every number of threads that was tried, but no self-test checks it.
+        # Trees were equal at every number of threads tried, but no self-test checks this. Name
+        # the threads as a possible cause only if a tree differs.
         differs = [name for name in self.differs if name != "threads" or self.parted]
         others = [*differs, *(name for name, holds in also.items() if holds)]
         is_double = settings.dtype == "float64"
@@ -378,13 +412,13 @@ class _Report:
         return f"equal trees are not required: {named} may change last bits, {often} a token"
 
     def summary(self) -> str:
-        """In a line."""
+        """Return all results as one line."""
         changed = "".join(f", {flag_of(name)} {value}" for name, value in self.given.items())
         left = f", {len(self.skipped)} cannot be derived again" if self.skipped else ""
         return f"{self.equal} of {len(self.claims)} equal{changed}{left}; {self.promised}"
 
     def content(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the content of `--json`."""
         return {
             "checked": len(self.claims),
             "equal": self.equal,
@@ -398,7 +432,10 @@ class _Report:
 
 
 def _same(was: Any, now: Any) -> bool:
-    """Scores, the only fractions, differ in their last digits."""
+    """Return True if two JSON values are equal, with `_SCORE_TOLERANCE` for floats.
+
+    Scores are the only floats, and their last digits may differ.
+    """
     match was, now:
         case float(), float():
             return abs(was - now) <= _SCORE_TOLERANCE

@@ -167,7 +167,8 @@ def _thought(text: str) -> dict[str, Any]:
 class ChoicesEndpoint(Endpoint):
     """An endpoint whose replies have choices.
 
-    kind, chunk: the `object` field of a whole reply and of a chunk. prefix: of their ids.
+    kind, chunk: the `object` field of a whole reply and of a chunk.
+    prefix: the prefix of their ids.
     talks: whether replies have roles, and thoughts apart from the text.
     """
 
