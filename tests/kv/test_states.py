@@ -81,45 +81,6 @@ def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
     assert_equal(read(store.state_rows([own], [segment])), values)
 
 
-def test_a_state_has_its_blocks_at_once_and_for_good(store):
-    fixed = store.pool.groups[-1].fixed
-    assert fixed == -(-1136 // store.pool.bytes_per_block) == 2
-    segment = store.create()
-    for num_tokens, kv_blocks in ((0, 0), (1, 1), (4, 1), (5, 2), (9, 3)):
-        expected = kv_blocks + fixed * (num_tokens > 0)
-        assert store.pool.blocks_for(num_tokens) == expected
-        assert sum(each.blocks_for(num_tokens) for each in segment.group_segments) == expected
-    grown(store, 9)
-    store.check()
-    assert store.held_bytes == store.pool.budget.used_bytes == 5 * store.pool.bytes_per_block
-
-
-def test_rows_read_one_state_and_write_another(store):
-    parent, before = grown(store, 5)
-    children = [store.create() for _ in range(3)]
-    rows = store.state_rows([parent.group_segments[-1], None, parent.group_segments[-1]], children)
-    zeros = {key: torch.zeros_like(values) for key, values in before.items()}
-    expected = {key: torch.cat([before[key], zeros[key], before[key]]) for key in before}
-    assert_equal(read(rows), expected)
-    first = drawn(3, 7)
-    write(rows, first)
-    assert_equal(read(rows), expected)  # nobody reads his own before the pass is over
-    rows.begun()
-    assert_equal(read(rows), first)
-    rows.stop([1])
-    assert rows.ways.tolist() == [2, 0, 2]
-    second = drawn(3, 8)
-    write(rows, second)
-    kept = {
-        key: torch.stack([values[0], first[key][1], values[2]]) for key, values in second.items()
-    }
-    assert_equal(read(rows), kept)
-    assert_equal(read(store.state_rows([parent.group_segments[-1]], [parent])), before)
-    rows.stop([0, 1, 2])
-    write(rows, first)
-    assert_equal(read(rows), kept)
-
-
 def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
     segment, _ = grown(store, 9)
     store.write_back([segment], sealed=False)

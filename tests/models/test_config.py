@@ -1,14 +1,16 @@
 import json
+from pathlib import Path
 
 import pytest
-from transformers import MistralConfig, OPTConfig, Qwen2Config
+from transformers import MistralConfig, Qwen2Config
 
 from beamwright.errors import UnsupportedModelError
+from beamwright.io import read_yaml
 from beamwright.models.hf_config import read_shape
 
 TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2}  # fmt: skip
-OPT = {**TINY, "ffn_dim": 64, "word_embed_proj_dim": 32}
+REFUSED = read_yaml(Path(__file__).with_suffix(".yaml"), "tests")
 
 
 @pytest.fixture
@@ -23,29 +25,12 @@ def inspect(tmp_path):
     return call
 
 
-SPIRAL = {"rope_type": "spiral", "rope_theta": 1e4}
-REFUSED = {
-    "'mixtral' is not supported": TINY | {
-        "model_type": "mixtral", "intermediate_size": 32, "num_local_experts": 2},
-    "'qwen3_moe' is not supported": TINY | {"model_type": "qwen3_moe"},
-    "'gpt2' is not supported": {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4},
-    "never-heard-of": TINY | {"model_type": "never-heard-of"},
-    "by hqq are not read .*: take the original checkpoint with --weights int4": TINY | {
-        "model_type": "llama", "quantization_config": {"quant_method": "hqq"}},
-    "spiral": TINY | {"model_type": "llama", "rope_parameters": SPIRAL},
-    "activation 'tanh'": TINY | {"model_type": "llama", "hidden_act": "tanh"},
-    "opt with embeddings of another width": OPTConfig(**{**OPT, "word_embed_proj_dim": 16}),
-    "opt with norms behind the blocks": OPTConfig(**OPT, do_layer_norm_before=False),
-    "opt with norms without weights": OPTConfig(**OPT, layer_norm_elementwise_affine=False),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("complaint", REFUSED)
 def test_what_the_own_decoder_cannot_do_is_one_line_that_lists_what_it_can(
     inspect, complaint, tmp_path
 ):
     with pytest.raises(UnsupportedModelError, match=complaint) as caught:
-        inspect(REFUSED[complaint], decoder="own")
+        inspect(TINY | REFUSED[complaint], decoder="own")
     message = str(caught.value)
     assert "\n" not in message
     for supported in ("supported: opt, llama, mistral, qwen2, qwen3, gemma3_text", "llama3"):

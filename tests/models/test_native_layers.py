@@ -9,11 +9,9 @@ from beamwright.kv.segments import PathPart
 from beamwright.library import library
 from beamwright.models import native
 from beamwright.models.decoder import Angles
-from beamwright.models.load import load_model
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
-from beamwright.sections import ModelSettings
 from engines import random_decoder
 
 pytestmark = pytest.mark.skipif(library() is None, reason="built without a C compiler")
@@ -111,14 +109,6 @@ def test_many_rows_are_opened_in_parts():
     assert torch.equal(alone[0], whole[600])
 
 
-@torch.inference_mode()
-def test_bfloat16_is_that_of_attention_alone():
-    found = decoded(in_blocks(SHAPES["qwen3"], torch.bfloat16))
-    expected = decoded(in_blocks(SHAPES["qwen3"]))
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
-
-
 # --- angles of positions are made as far as paths reach ---------------------------------------
 
 HOW = (0.5, 0.25), 1.5, 5000, torch.float32, torch.device("cpu")
@@ -133,11 +123,3 @@ def test_bits_do_not_depend_on_what_was_asked_before():
     assert len(by_parts.cos) == 5000
     assert torch.equal(at_once.cos, by_parts.cos)
     assert torch.equal(at_once.sin, by_parts.sin)
-
-
-def test_a_model_of_the_library_has_those_that_its_paths_reached(gemma):
-    decoder = load_model(str(gemma), ModelSettings(model=str(gemma))).decoder
-    (far, _), (near, _) = decoder._native._angles
-    assert len(far.cos) == len(near.cos) == 0
-    decoder._native._turn_by(torch.tensor([7, 2100]))
-    assert len(far.cos) == len(near.cos) == 4096 < decoder.shape.context

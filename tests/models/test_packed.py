@@ -12,7 +12,7 @@ from beamwright.engine.graphs import capture_passes
 from beamwright.kv.segments import PathPart
 from beamwright.models import fused, packed
 from beamwright.models.load import load_model
-from beamwright.models.packed import Replay, size_of
+from beamwright.models.packed import Replay
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
@@ -139,9 +139,3 @@ def test_kv_that_attention_does_not_keep_is_written_as_it_was(plain):
     for these, those in zip(passes(model), plain, strict=True):
         for a, b in zip(these, those, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_a_size_takes_as_many_chunks_as_its_programs_are_counted_for():
-    assert size_of(1, 1) == size_of(16, 1) == 16
-    assert size_of(16, 2) == size_of(32, 3) == 32
-    assert size_of(33, 1) is size_of(32, 4) is None

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import fakes
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
+from beamwright.io import read_yaml
 from beamwright.models.hf_config import read_eos_ids, read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.load import inspect_model, load_model, read_reference
@@ -70,25 +72,14 @@ def test_a_tokenizer_that_is_code_is_refused(folder, ran):
     assert not ran.exists()
 
 
-ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}
-BAD = {
-    "num_attention_heads": [0, "four", None], "num_hidden_layers": [0, -1, 2.5],
-    "num_key_value_heads": [3], "vocab_size": [True], "intermediate_size": [[48]],
-    "max_position_embeddings": [None, "1024"], "rms_norm_eps": ["small", None],
-    "head_dim": [7, 10**9],
-}  # fmt: skip
-BAD_UNNAMED = {
-    "num_attention_heads": [3],  # the head's width is no whole number then
-    "num_key_value_heads": [0], "hidden_size": [10**40], "hidden_act": [["silu"], None],
-    "rope_parameters": [*({"rope_type": "default", "rope_theta": t} for t in (0, None)), ROPE, "x"],
-    "model_type": [["llama"], {}],
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("key", "value", "named"),
-    [(key, value, key) for key, values in BAD.items() for value in values]
-    + [(key, value, "") for key, values in BAD_UNNAMED.items() for value in values],
+    [
+        (key, value, key if of == "named" else "")
+        for of, keys in read_yaml(Path(__file__).with_suffix(".yaml"), "tests").items()
+        for key, values in keys.items()
+        for value in values
+    ],
 )
 def test_a_config_that_no_model_can_be_made_of(folder, key, value, named):
     fakes.change_json(folder / "config.json", **{key: value})
