@@ -216,53 +216,42 @@ class Batch:
             self.forest.store.free(segment)
 
 
+def make(
+    depth, *, dtype=torch.float64, layers=2, kv_heads=2, group=2, head_dim=16, rows=11, seed=0,
+    pool_tokens=32768, device="cpu", block_tokens=8, **kind,
+):  # fmt: skip
+    """A forest of this depth. kind: window, soft cap and kept form of its layout."""
+    rng = random.Random(seed)
+    layout = KVLayout(layers, kv_heads, head_dim, dtype, block_tokens, **kind)
+    budget = ByteBudget(pool_tokens * layout.bytes_per_token)
+    store = SegmentStore(BlockPool([layout], budget, device))
+    forest = Forest(store, [], kv_heads * group, device)
+    level, seen = [()], []
+    for at in range(depth):
+        children = []
+        for path in level[:4]:
+            for _ in range(rng.choice([1, 1, 2, 3])):
+                length = rng.choice([1, 2, 15, 16, 17, rng.randint(1, 50)])
+                segment = store.create()
+                sizes = (length, layers, 2, kv_heads, head_dim)
+                store.append([segment], [forest.draw(seed * 97 + at * 31 + len(seen), *sizes)])
+                children.append((*path, PathPart(segment, length)))
+        rng.shuffle(children)
+        level = children
+        seen += children
+    paths = [level[0], level[-1], level[0]]
+    while len(paths) < rows:
+        path = rng.choice(seen)
+        if rng.random() < 0.25:
+            path = truncate_path(path, rng.randint(1, sum(p.visible for p in path)))
+        paths.append(path)
+    rng.shuffle(paths)
+    forest.paths = paths
+    return forest
+
+
 @pytest.fixture
 def make_forest():
-    def make(
-        depth,
-        *,
-        dtype=torch.float64,
-        layers=2,
-        kv_heads=2,
-        group=2,
-        head_dim=16,
-        rows=11,
-        seed=0,
-        pool_tokens=32768,
-        device="cpu",
-        window=None,
-        softcap=None,
-        block_tokens=8,
-        kept="auto",
-    ):
-        rng = random.Random(seed)
-        layout = KVLayout(layers, kv_heads, head_dim, dtype, block_tokens, window, softcap, kept)
-        budget = ByteBudget(pool_tokens * layout.bytes_per_token)
-        store = SegmentStore(BlockPool([layout], budget, device))
-        forest = Forest(store, [], kv_heads * group, device)
-        level, seen = [()], []
-        for at in range(depth):
-            children = []
-            for path in level[:4]:
-                for _ in range(rng.choice([1, 1, 2, 3])):
-                    length = rng.choice([1, 2, 15, 16, 17, rng.randint(1, 50)])
-                    segment = store.create()
-                    sizes = (length, layers, 2, kv_heads, head_dim)
-                    store.append([segment], [forest.draw(seed * 97 + at * 31 + len(seen), *sizes)])
-                    children.append((*path, PathPart(segment, length)))
-            rng.shuffle(children)
-            level = children
-            seen += children
-        paths = [level[0], level[-1], level[0]]
-        while len(paths) < rows:
-            path = rng.choice(seen)
-            if rng.random() < 0.25:
-                path = truncate_path(path, rng.randint(1, sum(p.visible for p in path)))
-            paths.append(path)
-        rng.shuffle(paths)
-        forest.paths = paths
-        return forest
-
     return make
 
 
