@@ -7,9 +7,7 @@ import torch
 
 from attention.conftest import Batch, largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
-from beamwright.attention.dense import DenseDecode
 from beamwright.attention.shared import tokens_after
-from beamwright.kv.tails import RowTails
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5}
 KINDS = {
@@ -189,15 +187,11 @@ def test_shared_segments_are_counted_once(make_forest):
 
 def test_each_row_reads_its_own_device_copy(make_forest):
     """The k-th row through a segment gathers from its k-th copy; more rows read the last one."""
-    forest = make_forest(1, dtype=torch.float32)
-    store, path = forest.store, forest.chain(20)
-    copies = path[0].segment.copies
-    copies.append(store.pool.allocate(len(copies[0])))
-    store.copy_on_device(*copies)
-    store.pool.storage[copies[1]] += 1.0
-    view = DenseDecode(store, [path] * 3, RowTails(store, 0))
-    for layer in range(2):
-        one, two, three = view._layers.layer(layer)[:, :, :, :20].unbind(1)
-        assert torch.equal(one + 1.0, two)
-        assert torch.equal(two, three)
-    view.close()
+    forest = make_forest(1, rows=3)
+    path, other = forest.chain(20), forest.chain(20, seed=1)
+    path[0].segment.copies.append(other[0].segment.blocks)
+    forest.paths = [path] * 3
+    found = forest.decode("dense", range(3), 1)
+    path[0].segment.copies.pop()
+    forest.paths = [path, other, other]
+    assert largest_difference(found, forest.decode("reference", range(3), 1)) < 1e-10

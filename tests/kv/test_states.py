@@ -1,4 +1,4 @@
-"""States in a pool's blocks: parts anywhere in a record, rows that stop, what keeps them whole."""
+"""States in a pool's blocks: when they are written, stored and given up."""
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ TENSORS = (
 )
 
 
-def new_pool(num_blocks=64):
-    budget = ByteBudget(num_blocks * LAYOUT.bytes_per_block)
+def new_pool():
+    budget = ByteBudget(64 * LAYOUT.bytes_per_block)
     return BlockPool([LAYOUT], budget, states=StateLayout(TENSORS))
 
 
@@ -31,13 +31,10 @@ def store():
     link.close()
 
 
-def drawn(num_rows, seed):
+def drawn(seed):
     generator = torch.Generator().manual_seed(seed)
     return {
-        (part.layer, part.kind): torch.randn(num_rows, *part.size, generator=generator).to(
-            part.dtype
-        )
-        for part in TENSORS
+        (p.layer, p.kind): torch.randn(1, *p.size, generator=generator).to(p.dtype) for p in TENSORS
     }
 
 
@@ -52,14 +49,12 @@ def read(rows):
 
 def assert_equal(found, expected):
     assert found.keys() == expected.keys()
-    for key, values in expected.items():
-        assert torch.equal(found[key], values)
-        assert found[key].dtype == values.dtype
+    assert all(torch.equal(found[key], values) for key, values in expected.items())
 
 
 def grown(store, num_tokens, seed=0):
     """A segment with so many tokens of KV and a state; returns it and that state."""
-    segment, values = store.create(str(seed)), drawn(1, seed)
+    segment, values = store.create(str(seed)), drawn(seed)
     size = (num_tokens, 2, 2, 3, 5)
     rows = store.state_rows([None], [segment])
     write(rows, values)
@@ -70,7 +65,7 @@ def grown(store, num_tokens, seed=0):
 def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
     """Where it runs out half-way, a pass that is tried again would begin from half a state."""
     segment, before = grown(store, 3)
-    own, values = segment.group_segments[-1], drawn(1, 1)
+    own, values = segment.group_segments[-1], drawn(1)
     rows = store.state_rows([own], [segment], [2], deferred=True)
     write(rows, values)
     assert_equal(read(store.state_rows([own], [segment])), before)

@@ -127,7 +127,7 @@ def without(folder, tensors, pattern):
 def shards(
     folder, tensors, index=(0, 1), name="model-0000{}-of-00002.safetensors", older=False, gone=()
 ):
-    """The tensors in two files, of which `index` names some. older: beside others, of other values."""
+    """The tensors in two files; `index` names some of those. older: beside some of other values."""
     (folder / "model.safetensors").unlink()
     parts = {name.format(n + 1): dict(list(tensors.items())[n::2]) for n in range(2)}
     double = {name: t * 2 for name, t in tensors.items()}

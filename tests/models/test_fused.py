@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from beamwright import Solver
 from beamwright.attention.protocols import AttentionView
 from beamwright.models import dense, fused, linear, streaming
 from beamwright.models.dense import Norm, fused_kernels
@@ -22,7 +21,6 @@ from beamwright.models.trials import Streaming
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings
 from engines import random_decoder
-from tape import FixedAttention, put_on_tape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -196,28 +194,6 @@ def test_tiles_read_rows_first_layers_and_what_is_foreseen(name):
     assert [len(view.foreseen) for view in views] == [1, 1]
     for expected, found in zip(*(view.foreseen for view in views), strict=True):
         torch.testing.assert_close(found, expected)
-
-
-def tokens_of(monkeypatch, kernels, graphs):
-    """Of every node of a search; the replay, where steps are captured."""
-    found = []
-    options = {"verifier": "none", "n": 4, "width": 2, "max_rounds": 2, "step_tokens": 3}
-    options |= {"model": f"random:{FAMILIES['llama']}", "kv_memory": "64KiB", "ignore_eos": True}
-    solver = Solver(attention="reference", graphs=graphs, dtype="float32", **options)
-    solver.generator.decoder._fused = kernels
-    replay = None
-    if graphs == "on":
-        replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
-    solver.synthetic(9, on_round=lambda report: found.append(report.tree))
-    return [(node.token_ids, node.stop) for node in found[-1].nodes()], replay
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="the solver of this test is on the CPU")
-def test_a_search_with_captured_steps_grows_torch_s_tree(monkeypatch):
-    expected, _ = tokens_of(monkeypatch, None, "off")
-    found, replay = tokens_of(monkeypatch, fused, "on")
-    assert found == expected
-    assert replay.num_played > replay.num_recorded
 
 
 class AsTriton:

@@ -108,13 +108,10 @@ def test_a_card_without_a_number_says_what_is_free(monkeypatch):
 
 def test_an_inline_shape_is_what_it_says():
     loaded = load_model(f"random:{INLINE}", ModelSettings(context=32))
-    shape, weights = loaded.decoder.shape, loaded.decoder.weights
+    shape = loaded.decoder.shape
     assert (loaded.codec, loaded.folder) == (None, None)
     assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (2, 16, 4, 2)
     assert (shape.head_dim, shape.vocab, shape.context) == (4, 40, 32)
-    assert weights.embedding.shape == (40, 16)
-    assert weights.layers[1].qkv.weight.shape == (16 + 2 * 8, 16)
-    assert weights.layers[0].gate_up.weight.shape == (48, 16)
 
 
 def test_named_shapes_have_their_published_sizes_and_names():

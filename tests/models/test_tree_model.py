@@ -1,6 +1,7 @@
 """Prefill computes hidden states of the tokens that are read, and KV of all."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -112,6 +113,9 @@ def chained(model, monkeypatch, *, at_once):
     return found, [model.store.gather(step, step.length) for step in steps], len(passes)
 
 
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(), reason="for Triton's interpreter"
+)
 WINDOWS = (LayerGroup((0,), 2, 16), LayerGroup((1,), 2, 16, window=8))
 
 
@@ -123,13 +127,17 @@ WINDOWS = (LayerGroup((0,), 2, 16), LayerGroup((1,), 2, 16, window=8))
         ("tree", "auto", WINDOWS, 1),
         ("reference", "auto", (), 1),
         ("dense", "auto", (), 3),  # a copy for every path is made before the pass
+        pytest.param(*("triton-tree", "auto", (), 1), marks=needs_triton),
     ],
 )
 @torch.inference_mode()
 def test_what_follows_a_step_may_be_read_in_its_pass(
     monkeypatch, backend, kept, groups, num_passes
 ):
-    """FlashTTS 4.1.3 sends two steps as one request; here to the same bits as apart."""
+    """FlashTTS 4.1.3 sends two steps as one request; here to the same bits as apart.
+
+    No program may keep what another reads: the interpreter, which runs one by one, would not tell.
+    """
     decoder = random_decoder(replace(shape_from_text(SHAPE), groups=groups), pack=prepack)
     if kept != "auto":
         decoder.keep_kv(kept)

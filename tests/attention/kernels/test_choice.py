@@ -29,11 +29,6 @@ from beamwright.errors import InputError
 CUDA = torch.device("cuda")
 
 
-@pytest.fixture
-def without_triton(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", None)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "chosen"),
     [
@@ -57,7 +52,8 @@ def test_kernels_that_are_asked_for_are_not_replaced():
         make_attention("triton-dense", CUDA, torch.float64)
 
 
-def test_without_triton_torch_runs_and_kernels_are_an_error(without_triton):
+def test_without_triton_torch_runs_and_kernels_are_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
     assert triton_version() is None
     assert make_attention("auto", CUDA, torch.float16).name == "tree"
     with pytest.raises(InputError, match=r"^--attention triton-tree: triton is not installed"):

@@ -5,14 +5,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from beamwright.engine import selftest
 from beamwright.kv.pool import SharedMemory
 from beamwright.kv.segments import PathPart
-from beamwright.models.dense import DenseDecoder
 from beamwright.models.linear import prepack
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
-from engines import exact_dtype, grow, random_decoder
+from engines import grow, random_decoder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run on the CPU")
 SMALL = {
@@ -36,41 +34,18 @@ def test_a_search_grows_the_same_tree(make_solver, kernels):
 
 
 @pytest.fixture
-def brief(monkeypatch):
-    """A decoder for a self-test as short as an interpreter needs it."""
+def decoder():
     shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
-    monkeypatch.setattr(selftest, "_KV_TOKENS", 1024)
-    monkeypatch.setattr(selftest, "_STEPS", 2)
-    monkeypatch.setattr(selftest, "_DECODED", (0, 15))
     return random_decoder(shape, pack=prepack)
 
 
 @torch.inference_mode()
-def test_what_a_pass_writes_it_reads_in_place(kernels, brief, monkeypatch):
-    """A step and what follows it in one pass (FlashTTS 4.1.3), to the bits of two.
-
-    No program may keep what another reads: the interpreter, which runs one by one, would not tell.
-    """
-    found = []
-    for batches in ((slice(0, 3),), (slice(0, 1), slice(1, 2), slice(2, 3))):
-        model = TreeModel(brief, kernels("triton-tree"), 1 << 20)
-        root, step, child = (model.store.create() for _ in range(3))
-        requests = [
-            PrefillRequest((), root, range(1, 20), 0),
-            PrefillRequest((PathPart(root, 19),), step, range(30, 35), 19),
-            PrefillRequest((PathPart(root, 19), PathPart(step, 3)), child, range(40, 43), 22),
-        ]
-        found.append([h for batch in batches for h in model.prefill(requests[batch])])
-    assert all(map(torch.equal, *found))
-
-
-@torch.inference_mode()
-def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels, brief):
+def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels, decoder):
     """In the middle of a step, while another model takes over where they were."""
     found = []
     for moves in (False, True):
         model, other = (
-            TreeModel(brief, kernels("triton-tree"), budget, shared=shared)
+            TreeModel(decoder, kernels("triton-tree"), budget, shared=shared)
             for shared in [SharedMemory(1 << 14, 1 << 10)]
             for budget in (1 << 14, 0)
         )
@@ -90,11 +65,3 @@ def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels
         for each in (model, other):
             each.store.check()
     assert all(map(torch.equal, *found))
-
-
-@pytest.mark.parametrize("name", ["triton-tree", "triton-dense"])
-def test_the_self_test_asks_kernels_too(kernels, brief, name, monkeypatch):
-    assert selftest.batches_are_exact(brief, kernels(name)) or exact_dtype() == "float64"
-    real = DenseDecoder.logits  # now it follows the batch
-    monkeypatch.setattr(DenseDecoder, "logits", lambda self, x: real(self, x) + 1e-5 * len(x))
-    assert not selftest.batches_are_exact(brief, kernels(name))

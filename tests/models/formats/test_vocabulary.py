@@ -1,10 +1,13 @@
 """Tokenizers of GGUF files, by files that hold nothing else: ids as llama.cpp gives them."""
 
+from pathlib import Path
+
 import pytest
 
 import fakes
 import gguf_files
 from beamwright.errors import InputError
+from beamwright.io import read_yaml
 from beamwright.models.tokenizer import TextCodec
 from fakes import LETTERS
 
@@ -15,6 +18,7 @@ BARS = tuple(
 )
 ASKED = "{% for m in messages %}<\uff5cUser\uff5c>{{ m['content'] }}{% endfor %}"
 AT = "tokenizer.ggml."
+CASES = read_yaml(Path(__file__).with_suffix(".yaml"), "tests")
 
 
 @pytest.fixture
@@ -55,9 +59,7 @@ def test_tokens_that_are_no_text_keep_their_ids_and_a_prompt_has_one_bos(codec, 
     assert codec(tokens, types, **ids).render("ab") == [user, tokens.index("ab")]
 
 
-@pytest.mark.parametrize(
-    "text", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"]
-)
+@pytest.mark.parametrize("text", CASES["ends"])
 def test_a_reply_ends_at_the_end_of_its_turn_whatever_the_file_calls_its_end(codec, text):
     tokens = [*LETTERS, text, "</s>", "ab"]
     made = codec(tokens, eos_token_id=3, eom_token_id=4)
@@ -78,16 +80,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECES = ("<unk>", "<s>", "</s>", *BYTES, *"\u2581[I", "\u2581[", "\u2581\u2581")
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("<s>[I", ["<s>", "\u2581[", "I"]),
-        ("[I", ["\u2581[", "I"]),
-        (" [", ["\u2581\u2581", "["]),
-        ("I</s> I", ["\u2581", "I", "</s>", "\u2581\u2581", "I"]),
-        ("\n", ["\u2581", "<0x0A>"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "pieces"), CASES["sentencepiece"].items())
 def test_sentencepiece_puts_a_blank_before_every_text(codec, text, pieces):
     types = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
     scores = [0.0] * 262 + [-2.0, -1.0]
@@ -103,19 +96,11 @@ def test_a_neighbours_tokenizer_is_not_taken(codec, tmp_path):
     assert codec([*LETTERS, "ab"]).vocab_size == len(LETTERS) + 1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "more", "line"),
-    [
-        ([*LETTERS, "ab"], {"model": "bert"}, "model is 'bert': gpt2 and llama are read"),
-        ([*LETTERS, "ab"], {"pre": "spiral"}, "pre is 'spiral'"),
-        ([*LETTERS, "ab", "ab"], {}, "tokens: some are equal"),
-        ([*LETTERS, "ab"], {"merges": ["a zz"]}, "merges: not of its tokens"),
-        ([*LETTERS, "ab"], {"model": "llama"}, "scores: not one for each token"),
-    ],
-)
-def test_what_makes_no_tokenizer_is_refused_by_its_key(codec, tokens, more, line):
+@pytest.mark.parametrize("line", CASES["refused"])
+def test_what_makes_no_tokenizer_is_refused_by_its_key(codec, line):
+    said = CASES["refused"][line]
     with pytest.raises(InputError, match=rf"m\.gguf: tokenizer\.ggml\.{line}"):
-        codec(tokens, **more)
+        codec([*LETTERS, "ab", *said.pop("tokens", ())], **said)
 
 
 def test_a_file_of_before_rules_of_cutting_is_remarked(codec):
