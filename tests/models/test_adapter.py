@@ -179,7 +179,7 @@ def test_a_backbone_with_another_head_is_loaded_without_logits(tmp_path):
 def test_what_a_token_sees_is_read_from_the_mask():
     """Causal ones and windows: those of the families above."""
     chunks = lambda b, h, q, k: (k <= q) & (k // 16 == q // 16)  # noqa: E731
-    assert survey.window_of(chunks, 16) is None
+    assert survey.window_of(None, 100) is survey.window_of(chunks, 16) is None
     with pytest.raises(UnsupportedModelError, match="chunked"):
         survey.window_of(chunks, 100)
     with pytest.raises(UnsupportedModelError, match="neither causal"):

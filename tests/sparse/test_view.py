@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
+from beamwright.attention.partial import attend_few
 from beamwright.counters import Counters
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
@@ -329,3 +330,13 @@ def test_bounds_are_above_every_key_of_a_page(dtype):
         for held in (bounds.float(), dequantise_bounds(both, scale)):
             most = score_bounds(query, held, page)
             assert bool((most >= exact - 1e-5)[sees.expand_as(exact)].all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_selected_tokens_of_16_bits_are_attended_to_without_a_mask(dtype):
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(3, 2, n, 16, generator=generator).to(dtype) for n in (4, 24, 24)]
+    context, _ = attend_few(*parts, None)
+    expected = torch.nn.functional.scaled_dot_product_attention(*(each.double() for each in parts))
+    assert context.dtype == dtype
+    assert (context - expected).abs().max() < 2e-2
