@@ -1,10 +1,10 @@
-"""Layers in groups: blocks of equal bytes, who is read, and what a window leaves behind."""
+"""Layers in groups: blocks of equal bytes, and what a window leaves behind."""
 
 import pytest
 import torch
 
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
-from beamwright.kv.segments import PathPart, segments_read, whole, within_reach
+from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
 from beamwright.plan.costs import group_blocks
 from kv.conftest import values_of
@@ -56,19 +56,6 @@ def chain(store, lengths):
     by_group = zip(*[draw(store, count) for count in lengths], strict=True)
     store.append(segments, [*map(torch.cat, by_group)], lengths)
     return tuple(PathPart(s, n) for s, n in zip(segments, lengths, strict=True))
-
-
-def test_a_window_reaches_the_last_parts_alone(store):
-    path = chain(store, [10, 9, 8, 7])
-    first, second, third, fourth = (part.segment.group_segments for part in path)
-    assert [part.segment for part in within_reach(path, 0)] == [part.segment for part in path]
-    # The next token sees 15 before it: 7 + 8 of them are the last two parts'.
-    assert [part.segment for part in within_reach(path, 1)] == [third[1], fourth[1]]
-    own = (*path[:3], PathPart(path[3].segment, 7, own=True))
-    seen = [part.segment for part in within_reach(own, 1)]
-    assert seen == [second[1], third[1], fourth[1]]  # from where its own tokens begin
-    assert segments_read(path) == [first[0], second[0], third[0], fourth[0], third[1], fourth[1]]
-    assert whole({first[0]: 3}) == {first[0]: 3, first[1]: 3}
 
 
 def test_what_no_window_reaches_is_freed_and_keeps_its_length(store):

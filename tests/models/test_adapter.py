@@ -100,9 +100,8 @@ def test_experts_that_tie_are_chosen_by_the_row_alone(write, tmp_path):
     assert batches_are_exact(load(tmp_path, dtype=exact_dtype()).decoder, make_attention("tree"))
 
 
-@pytest.mark.parametrize("tokens_and_taken", [(16, 2), (1, 2), (40, 3)])
-def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, tokens_and_taken):
-    num_tokens, taken = tokens_and_taken
+@pytest.mark.parametrize(("num_tokens", "taken"), [(16, 2), (1, 2), (40, 3)])
+def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, num_tokens, taken):
     config = AutoConfig.for_model("qwen3_moe", **{**TINY, **MOE, "num_experts_per_tok": taken})
     generator, both = torch.Generator().manual_seed(0), []
     hidden = torch.randn(num_tokens, 64, generator=generator)

@@ -77,16 +77,12 @@ def test_rows_do_not_depend_on_the_batch(write, kind):
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"attention": "dense"}, "--attention dense: --model .* has recurrent layers"),
-        ({"schedule": "layerwise"}, "--schedule layerwise: --model .* has recurrent layers"),
-        ({"sparse": "asyncspade"}, "--sparse: --model .* has recurrent layers"),
-    ],
+    ("option", "value"),
+    [("attention", "dense"), ("schedule", "layerwise"), ("sparse", "asyncspade")],
 )
-def test_what_knows_no_states_is_refused(write, settings, complaint):
-    with pytest.raises(InputError, match=complaint):
-        Solver(model=str(write("lfm2")), verifier="none", **settings)
+def test_what_knows_no_states_is_refused(write, option, value):
+    with pytest.raises(InputError, match=f"--{option}.*: --model .* has recurrent layers"):
+        Solver(model=str(write("lfm2")), verifier="none", **{option: value})
 
 
 def test_a_hybrid_is_no_verifier(write):

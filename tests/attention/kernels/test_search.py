@@ -33,16 +33,11 @@ def test_a_search_grows_the_same_tree(make_solver, kernels):
     assert max(len(node.path()) for node in tree.nodes()) == 3
 
 
-@pytest.fixture
-def decoder():
-    shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
-    return random_decoder(shape, pack=prepack)
-
-
 @torch.inference_mode()
-def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels, decoder):
+def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels):
     """In the middle of a step, while another model takes over where they were."""
-    found = []
+    shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
+    found, decoder = [], random_decoder(shape, pack=prepack)
     for moves in (False, True):
         model, other = (
             TreeModel(decoder, kernels("triton-tree"), budget, shared=shared)

@@ -96,13 +96,11 @@ def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest)
 
 # --- where a path is cut depends on nothing but the path -------------------------------------
 
-SMALL = Cuts(part_tokens=64)
-
 
 def test_beams_cut_their_common_prefix_alike():
     """But for its last part, which each has joined its own to."""
     prefix = [40, 7, 90, 33, 12, 64, 5, 28]
-    one, other = (cut_path([*prefix, *own], 16, SMALL) for own in ([20, 11], [31]))
-    whole = cut_path(prefix, 16, SMALL)[:-1]
+    one, other = (cut_path([*prefix, *own], 16, Cuts(part_tokens=64)) for own in ([20, 11], [31]))
+    whole = cut_path(prefix, 16, Cuts(part_tokens=64))[:-1]
     assert len(whole) > 3
     assert one[: len(whole)] == other[: len(whole)] == whole
