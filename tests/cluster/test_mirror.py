@@ -60,14 +60,14 @@ def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
 
     def hear(report):
         sent = pickle.loads(pickle.dumps(changes.of(report.tree, report)))
-        mirror.hear(sent)
+        mirror.apply(sent)
         same(report, mirror.report(sent))
         assert facts(report.tree) == facts(mirror.tree)
         assert final_text(report.tree) == final_text(mirror.tree)
         assert there.changes(report.tree) == here.changes(mirror.tree)
 
     solution = solver.solve(PROBLEM, on_round=hear, search=search, seed=2)
-    mirror.hear(pickle.loads(pickle.dumps(changes.of(solution.tree))))
+    mirror.apply(pickle.loads(pickle.dumps(changes.of(solution.tree))))
     assert facts(solution.tree) == facts(mirror.tree)
     assert tree_hash(mirror.tree) == solution.tree_hash
     assert there.last_changes(solution.tree) == here.last_changes(mirror.tree)

@@ -6,7 +6,7 @@ from beamwright.counters import Counters, Usage
 
 def given(roster, name, n):
     search = Given(name, "1+1", 0, {}, n, roster)
-    roster.enter(search)
+    roster.add(search)
     return search
 
 
@@ -19,16 +19,16 @@ def test_the_one_with_the_fewest_candidates_is_first_and_what_moves_counts_once(
     used = Usage({}, {"engine": Counters()})
     roster.update(Pulse(name, 1, True, used) for name in "ab")
     large = given(roster, "large", 32)
-    roster.give(large, "a")
+    roster.assign(large, "a")
     for name in ("x", "y"):
-        roster.give(given(roster, name, 8), "b")
+        roster.assign(given(roster, name, 8), "b")
     assert loads(roster) == {"a": 32, "b": 16}
     assert roster.ranked(["a", "b", "c"]) == ["c", "b", "a"]
-    roster.give(large, "b")
+    roster.assign(large, "b")
     assert loads(roster) == {"a": 0, "b": 48}
-    roster.enter(large)
+    roster.add(large)
     assert loads(roster) == {"a": 0, "b": 16}, "its replica is gone"
-    roster.take_back(large)
-    roster.take_back(large)
-    roster.give(large, "a")
+    roster.remove(large)
+    roster.remove(large)
+    roster.assign(large, "a")
     assert loads(roster) == {"a": 0, "b": 16}, "it was cancelled while it was routed"

@@ -42,7 +42,7 @@ class Stream:
             ranked = given.roster.ranked(serving.engines)
             if ranked:
                 self._replica = ranked[0]
-                given.roster.give(given, self._replica)
+                given.roster.assign(given, self._replica)
                 serving.sent.append((self._replica, given))
                 self._news = serving.engines[self._replica].search(given)
                 if given.problem in serving.deadly:

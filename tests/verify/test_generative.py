@@ -238,7 +238,7 @@ def test_a_note_holds_all_that_was_said(judge):
 def test_a_suffix_has_to_fit_the_context(folder, judge):
     full = judge("think-prm")
     (node, *_) = next(random_tree())
-    (row,) = full._rows(node)
+    (row,) = full._critiques(node)
     asked = len(row.given) + len(full._codec.encode(full.spec.suffix))
     for room in (0, 1, 5):
         option = {"verifier": f"family:think-prm:{folder}", "context": asked + room}

@@ -66,16 +66,16 @@ class Changes:
             already known as pruned are skipped.
         """
         fresh, self._tree = tree is not self._tree, tree
-        steps = tree.collect_changes(self._change, whole=report is None)
-        told: dict[str, Any] = {}
+        steps = tree.collect_changes(self._node_change, whole=report is None)
+        report_fields: dict[str, Any] = {}
         if report is not None:
-            told = {"round": report.round, "elapsed_s": report.elapsed_s}
+            report_fields = {"round": report.round, "elapsed_s": report.elapsed_s}
             for name in _REPORTED:
-                told[name] = tuple(node.lineage[1:] for node in getattr(report, name))
+                report_fields[name] = tuple(node.lineage[1:] for node in getattr(report, name))
         attributes = {name: getattr(tree, name) for name in _OF_TREE}
-        return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps), told)
+        return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps), report_fields)
 
-    def _change(self, node: Node) -> StepDelta | None:
+    def _node_change(self, node: Node) -> StepDelta | None:
         """Return the changes of one node since the last call; None if it has not changed."""
         before, text = self._known.setdefault(node, {}), None
         now = {name: getattr(node, name) for name in _FACTS}
@@ -107,14 +107,14 @@ class Mirror:
         assert self._tree is not None
         return self._tree
 
-    def hear(self, news: TreeNews) -> None:
+    def apply(self, news: TreeNews) -> None:
         """Apply changes to the copy."""
         if news.fresh and self._tree is not None:
             self._before |= self._nodes
             self._nodes = {}
             self._tree.reset()
         for step in news.steps:
-            node = self._nodes.get(step.ordinals) or self._born(news.problem_id, step)
+            node = self._nodes.get(step.ordinals) or self._add_node(news.problem_id, step)
             for name, value in step.attributes.items():
                 setattr(node, name, value)
             if step.text is not None:
@@ -124,13 +124,13 @@ class Mirror:
             setattr(self.tree, name, value)
 
     def report(self, news: TreeNews) -> RoundReport:
-        """Return the round's report with nodes of the copy. Call `hear` with `news` before."""
-        told = dict(news.report)
+        """Return the round's report with nodes of the copy. Call `apply` with `news` before."""
+        report_fields = dict(news.report)
         for name in _REPORTED:
-            told[name] = tuple(self._nodes[ordinals] for ordinals in told[name])
-        return RoundReport(tree=self.tree, **told)
+            report_fields[name] = tuple(self._nodes[ordinals] for ordinals in report_fields[name])
+        return RoundReport(tree=self.tree, **report_fields)
 
-    def _born(self, problem_id: str | int, step: StepDelta) -> Node:
+    def _add_node(self, problem_id: str | int, step: StepDelta) -> Node:
         """Add the node of `step` to the copy, and return it.
 
         A node object from before a restart is used again.

@@ -107,7 +107,7 @@ class Replica:
         def over(ended: asyncio.Task[Solution]) -> None:
             if not ended.cancelled():
                 outcome = ended.exception() or ended.result()
-                heard.put_nowait(self._ended(outcome, given, changes))
+                heard.put_nowait(self._last_news(outcome, given, changes))
 
         submit = self._solver.submit
         if given.paths is not None:
@@ -120,7 +120,7 @@ class Replica:
                 **given.options,
             )
         except BeamwrightError as error:
-            yield self._ended(error, given, changes)
+            yield self._last_news(error, given, changes)
             return
         self._handles[given.id] = handle
         ending = asyncio.ensure_future(handle)
@@ -140,7 +140,7 @@ class Replica:
         if handle is not None:
             handle.cancel()
 
-    def _ended(self, outcome: Solution | BaseException, given: Given, changes: Changes) -> News:
+    def _last_news(self, outcome: Solution | BaseException, given: Given, changes: Changes) -> News:
         """Return the last message of a search, and count consecutive bugs."""
         best = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
         tree = error = bug = None

@@ -84,20 +84,20 @@ class Roster:
         """Replace the live replicas by the senders of `pulses`."""
         there = {pulse.name: pulse for pulse in pulses}
         for name in self._alive.keys() - there.keys():
-            self.forget(name)
+            self.mark_dead(name)
         with self._lock:
             self._alive.update(there)
             if there:
                 self._heard_s = time.monotonic()
 
-    def note(self, name: str | None, usage: Usage) -> None:
+    def update_usage(self, name: str | None, usage: Usage) -> None:
         """Store the current usage of a live replica."""
         with self._lock:
             self._heard_s = time.monotonic()
             if name in self._alive:
                 self._alive[name] = replace(self._alive[name], usage=usage)
 
-    def forget(self, name: str) -> None:
+    def mark_dead(self, name: str) -> None:
         """Remove a replica, count it as dead, and keep its usage."""
         with self._lock:
             pulse = self._alive.pop(name, None)
@@ -124,19 +124,19 @@ class Roster:
             loads = self._loads()
         return sorted(names, key=lambda name: (loads[name], name))
 
-    def enter(self, given: Given) -> None:
+    def add(self, given: Given) -> None:
         """Add a search that waits for a replica, for the first time or again."""
         with self._lock:
             self._given[given.id] = given
             given.replica = None
 
-    def give(self, given: Given, name: str) -> None:
+    def assign(self, given: Given, name: str) -> None:
         """Assign a search to a replica, unless the search has ended."""
         with self._lock:
             if given.id in self._given:
                 given.replica = name
 
-    def take_back(self, given: Given) -> None:
+    def remove(self, given: Given) -> None:
         """Remove a search that has ended."""
         with self._lock:
             self._given.pop(given.id, None)

@@ -33,6 +33,6 @@ class ByLoad(RequestRouter):  # type: ignore[misc]
                 }
                 ranked = roster.ranked(by_name)
                 if ranked:
-                    roster.give(given, ranked[0])
+                    roster.assign(given, ranked[0])
                 return [[by_name[name]] for name in ranked]
         return [list(candidate_replicas)]

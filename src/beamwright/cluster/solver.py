@@ -94,7 +94,7 @@ class RemoteSearch:
         self.begun = self.cancelled = False
         self._ends_s = None if deadline_s is None else time.monotonic() + deadline_s
         self._mirror = Mirror()
-        self._deaths = self._told = 0  # deaths of its replicas, and the last reported round
+        self._deaths = self._last_round = 0  # deaths of its replicas, and the last reported round
         self._task: asyncio.Task[Outcome] | None = None
         self._cancelling: asyncio.Task[list[Any]] | None = None
 
@@ -103,7 +103,7 @@ class RemoteSearch:
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self._task
 
-    def give_up(self) -> None:
+    def request_cancel(self) -> None:
         """Cancel the search on its replica, which returns the best solution so far.
 
         If no replica runs the search yet, its task is cancelled at once.
@@ -121,12 +121,12 @@ class RemoteSearch:
     async def _run(self) -> Outcome:
         """Run the search, again on another replica if one dies, and return its outcome."""
         while True:
-            self._owner.roster.enter(self.given)
+            self._owner.roster.add(self.given)
             try:
                 return await self._search()
             except self._owner.serving.died as error:
                 if self.begun and self.given.replica is not None:
-                    self._owner.roster.forget(self.given.replica)
+                    self._owner.roster.mark_dead(self.given.replica)
                 self.begun = False
                 self._deaths += 1
                 if self.cancelled:
@@ -150,11 +150,11 @@ class RemoteSearch:
             async with asyncio.timeout_at(None if ends_s is None else ends_s + _PLACE_S):
                 replica: str = await anext(stream)
             self.begun = True
-            self._owner.roster.give(self.given, replica)
+            self._owner.roster.assign(self.given, replica)
             async for news in stream:
-                await self._hear(news)
+                await self._apply_news(news)
                 if self.cancelled and not news.ended:
-                    self.give_up()
+                    self.request_cancel()
         except TimeoutError:
             stream.cancel()
             return UnavailableError("no replica could take the search in its time")
@@ -163,19 +163,19 @@ class RemoteSearch:
             raise
         return self._outcome(news)
 
-    async def _hear(self, news: News) -> None:
+    async def _apply_news(self, news: News) -> None:
         """Apply a message to the mirror, and report a new round to the callback.
 
         The next message waits until the callback has returned, so that the mirror does not change
         while the callback reads it.
         """
-        self._owner.roster.note(self.given.replica, news.usage)
+        self._owner.roster.update_usage(self.given.replica, news.usage)
         if news.tree is None:
             return
-        self._mirror.hear(news.tree)
+        self._mirror.apply(news.tree)
         number = news.tree.report.get("round", 0)
-        if number > self._told:
-            self._told = number
+        if number > self._last_round:
+            self._last_round = number
             if self.on_round is not None and not self.cancelled:
                 report = self._mirror.report(news.tree)
                 await asyncio.wrap_future(self._owner.teller.submit(self.on_round, report))
@@ -223,7 +223,7 @@ class ClusterSolver:
         load_all(cluster.plugins)
         self.serving = serving = serving or RayServing(cluster, settings, in_flight)
         default = ProblemSettings.of(settings, UserParts())
-        self.codec, self.context, vocab = _known(settings)
+        self.codec, self.context, vocab = _load_tokenizer(settings)
         self.settings = with_system_prompt(default.settings, self.codec)
         self._default = default.settled(self.settings)
         self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
@@ -238,9 +238,9 @@ class ClusterSolver:
         begun_s = time.monotonic()
         try:
             self.roster.wanted = serving.start()
-            self._call(self._look()).result()
+            self._run_in_loop(self._update_roster()).result()
             self._loading_s = time.monotonic() - begun_s
-            self._call(self._look_on())
+            self._run_in_loop(self._poll_replicas())
         except BaseException:
             self.close()
             raise
@@ -253,7 +253,7 @@ class ClusterSolver:
             return
         self._closed = True
         with suppress(TimeoutError):
-            self._call(self._end()).result(CANCEL_S)
+            self._run_in_loop(self._cancel_all()).result(CANCEL_S)
         self.serving.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -296,10 +296,10 @@ class ClusterSolver:
         check_problem(problem, problem_id, on_round)
         options = {name: value for name, value in options.items() if value is not None}
         take_priority(wanted := dict(options))
-        asked = self._default.changed(wanted)  # values of "auto" stay: each replica resolves them
+        chosen = self._default.changed(wanted)  # values of "auto" stay: each replica resolves them
         if self.context:
-            self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
-        n, deadline_s = asked.settings.search.n, asked.settings.stop.deadline
+            self._prompts.check_turns(chosen.strategy, chosen.settings.step.thinking)
+        n, deadline_s = chosen.settings.search.n, chosen.settings.stop.deadline
         given = Given(uuid.uuid4().hex, problem, problem_id, options, n, self.roster, tells)
         return self._send(given, deadline_s, on_round)
 
@@ -332,7 +332,7 @@ class ClusterSolver:
         search, problem_id = RemoteSearch(self, given, deadline_s, on_round), given.problem_id
 
         def withdraw() -> None:
-            self._loop.call_soon_threadsafe(search.give_up)
+            self._loop.call_soon_threadsafe(search.request_cancel)
 
         handle = Handle(problem_id, search, withdraw, self._check_outside)
         self._loop.call_soon_threadsafe(self._begin, search, handle)
@@ -398,29 +398,29 @@ class ClusterSolver:
     def _begin(self, search: RemoteSearch, handle: Handle) -> None:
         """Start a search, and settle its handle when it ends."""
         self._searches[search] = handle
-        search.start().add_done_callback(partial(self._over, search, handle))
+        search.start().add_done_callback(partial(self._finish, search, handle))
 
-    def _over(self, search: RemoteSearch, handle: Handle, task: asyncio.Task[Outcome]) -> None:
+    def _finish(self, search: RemoteSearch, handle: Handle, task: asyncio.Task[Outcome]) -> None:
         """Remove a search that has ended, and settle its handle."""
-        self.roster.take_back(search.given)
+        self.roster.remove(search.given)
         del self._searches[search]
         if task.cancelled():  # possibly before it began, so that it has no outcome
             handle.settle(Cancelled())
         else:
             handle.settle(task.exception() or task.result())
 
-    async def _look(self) -> None:
+    async def _update_roster(self) -> None:
         """Update the roster with the replicas that are alive."""
         self.roster.update(await self.serving.broadcast("pulse"))
 
-    async def _look_on(self) -> None:
+    async def _poll_replicas(self) -> None:
         """Update the roster every `PULSE_S` seconds until the task is cancelled."""
         while True:
             await asyncio.sleep(PULSE_S)
             with suppress(Exception):  # after a timeout the next turn tries again
-                await self._look()
+                await self._update_roster()
 
-    async def _end(self) -> None:
+    async def _cancel_all(self) -> None:
         """Cancel all searches and all other tasks of the event loop, and wait for them."""
         for handle in self._searches.values():
             handle.cancel()
@@ -429,12 +429,12 @@ class ClusterSolver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _call(self, what: Any) -> Future[Any]:
+    def _run_in_loop(self, coroutine: Any) -> Future[Any]:
         """Run a coroutine in the event loop, and return the future of its result."""
-        return asyncio.run_coroutine_threadsafe(what, self._loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-def _known(settings: Settings) -> tuple[TextCodec | None, int, int]:
+def _load_tokenizer(settings: Settings) -> tuple[TextCodec | None, int, int]:
     """Return the tokenizer, context and vocabulary size of the generator, without its weights.
 
     For a generator on a remote server they are None, 0 and 0.

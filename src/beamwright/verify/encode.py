@@ -81,7 +81,7 @@ class PathEncoder:
         if self._template.layout == "text":
             begins = self._prefix(problem, nodes[0].root.now if nodes else None)
             write = self._write_text
-        written = [write(begins, node, self._seen(node, after=scored(node))) for node in nodes]
+        written = [write(begins, node, self._steps(node, after=scored(node))) for node in nodes]
         encoded = []
         coded = self._encode_parts([parts for parts, _ in written])
         for node, (_, steps), ids, places in zip(nodes, written, *coded, strict=True):
@@ -114,7 +114,7 @@ class PathEncoder:
         )  # fmt: skip
         parts, length = [prefix], len(prefix)
         places: dict[Node, list[Bounds]] = {}
-        for step in self._seen(node):
+        for step in self._steps(node):
             begin = end = length
             marks: list[Bounds] = []
             text = self._stripped(step.step_text)
@@ -128,7 +128,7 @@ class PathEncoder:
                 length += len(piece) + len(suffix)
             places[step] = marks if self._at_marker else [(begin, end)]
         if self._spec.read == "end":
-            return parts, self._whole(node)
+            return parts, self._end_range(node)
         return parts, [places[each] for each in unread]
 
     def _write_turns(self, problem: str, /, node: Node, unread: Sequence[Node]) -> _PathText:
@@ -136,10 +136,10 @@ class PathEncoder:
 
         unread: the steps to read, the last ones of the path.
         """
-        steps, now = [self._stripped(part.step_text) for part in self._seen(node)], node.root.now
+        steps, now = [self._stripped(part.step_text) for part in self._steps(node)], node.root.now
         if self._template.layout == "answer":
-            answer = self._stripped("".join(part.step_text for part in self._seen(node)))
-            return [self._turns(problem, [answer], now)], self._whole(node)
+            answer = self._stripped("".join(part.step_text for part in self._steps(node)))
+            return [self._turns(problem, [answer], now)], self._end_range(node)
         if not any(steps):
             return [self._prefix(problem, now)], []
         marker, read = self._template.marker or "", list[list[Bounds]]()
@@ -166,16 +166,16 @@ class PathEncoder:
         where = f"verifier format {self._spec.name}"
         return self._codec.chat(turns, where, given={"now": now})
 
-    def _whole(self, node: Node) -> list[list[Bounds]]:
+    def _end_range(self, node: Node) -> list[list[Bounds]]:
         """Return a placeholder range if the end of this path's text is to be read.
 
         The list is empty if the path has no text to score.
         """
         # The last step of an ended path may be empty, because an earlier step stated the answer.
-        steps = self._seen(node) if self._spec.scores == "ended_paths" else [node]
+        steps = self._steps(node) if self._spec.scores == "ended_paths" else [node]
         return [[(0, 0)]] if any(self._stripped(step.step_text) for step in steps) else []
 
-    def _seen(self, node: Node, after: Node | None = None) -> list[Node]:
+    def _steps(self, node: Node, after: Node | None = None) -> list[Node]:
         """Return the steps of the reply of `node` that the format writes; only those after `after`.
 
         Thoughts or answers are left out if the verifier does not see them.

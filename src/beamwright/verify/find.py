@@ -166,8 +166,8 @@ class VerifierSource:
             InputError: if the checkpoint lacks what the spec needs.
             ValueError: if the source has no model.
         """
-        from beamwright.verify.judge import JudgeVerifier  # noqa: PLC0415 (of torch)
-        from beamwright.verify.prm import PrmVerifier  # noqa: PLC0415 (of torch)
+        from beamwright.verify.judge import JudgeVerifier  # noqa: PLC0415 (imports torch)
+        from beamwright.verify.prm import PrmVerifier  # noqa: PLC0415 (imports torch)
 
         if self.model is None or self.spec is None:
             raise ValueError("this verifier has no model")
@@ -200,13 +200,13 @@ def resolve_verifier(
         kind, colon, rest = name.partition(":")
         alone = declared_verifier(settings)
         if alone is None and (head := _head_of(settings)) is not None:
-            from beamwright.verify.probe import ProbeVerifier  # noqa: PLC0415 (of torch)
+            from beamwright.verify.probe import ProbeVerifier  # noqa: PLC0415 (imports torch)
 
             if generator is None:
                 raise InputError(f"--verifier {name}: needs --model, whose states it reads")
             alone = ProbeVerifier(head, generator, settings.model)
         return VerifierSource(None, None, alone or scorer(kind, rest if colon else None))
-    from beamwright.models.load import load_model  # noqa: PLC0415 (of torch)
+    from beamwright.models.load import load_model  # noqa: PLC0415 (imports torch)
 
     reads = spec is not None and spec.reads_logits
     model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
@@ -261,8 +261,8 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
         InputError: if the verifier is not a reward model, or if its format does not fit its
             checkpoint.
     """
-    from beamwright.attention import make_attention  # noqa: PLC0415 (of torch)
-    from beamwright.models.tree_model import TreeModel  # noqa: PLC0415 (of torch)
+    from beamwright.attention import make_attention  # noqa: PLC0415 (imports torch)
+    from beamwright.models.tree_model import TreeModel  # noqa: PLC0415 (imports torch)
     from beamwright.verify.encode import PathEncoder  # noqa: PLC0415 (slow import)
 
     spec, folder = find_format(settings)

@@ -33,7 +33,7 @@ _NOTE = "critique"
 class _Critique(Aside):
     """A critique that is being generated; `given` is its tokenised prompt."""
 
-    asked: str  # the prompt as text
+    prompt_text: str  # the prompt as text
     stops: tuple[str, ...]  # `JudgeSpec.stops` with the number of the next step filled in
     number: int  # number of the step, counted from 1 without empty steps
     sample: int  # number of this critique among the critiques of the step, counted from 0
@@ -71,8 +71,8 @@ class JudgeVerifier:
         if PLACE not in self._prompt("", [PLACE], []):
             raise InputError(f"--verifier {name}: its chat template leaves the user's turn out")
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
-        _, place, behind = self._render(turns).rpartition(PLACE)
-        first = codec.encode(behind.lstrip())[:1] if place else []
+        _, place, after = self._render(turns).rpartition(PLACE)
+        first = codec.encode(after.lstrip())[:1] if place else []
         self.end_ids = codec.eos_ids | (codec.special_ids & frozenset(first))
         num_tokens = min(tree_model.decoder.shape.vocab, codec.vocab_size)
         who = f"verifier {name}"
@@ -80,7 +80,7 @@ class JudgeVerifier:
         words = () if spec.suffix is None else (spec.bad, spec.good)
         self._pair = [token_id(word, model) for word in words]
         # Tokens of the context that are reserved for the suffix.
-        self._most_behind = len(codec.encode(spec.suffix or ""))
+        self._suffix_tokens = len(codec.encode(spec.suffix or ""))
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -95,9 +95,9 @@ class JudgeVerifier:
             CapacityError: if the verifier's KV budget cannot hold one prompt and its critique.
         """
         alike: dict[object, list[_Critique]] = {}
-        for row in (row for node in nodes for row in self._rows(node)):
+        for row in (row for node in nodes for row in self._critiques(node)):
             drawn = (row.node, row.sample) if self.spec.sampling.temperature else None
-            alike.setdefault((row.asked, row.number, drawn), []).append(row)
+            alike.setdefault((row.prompt_text, row.number, drawn), []).append(row)
         firsts = {rows[0]: rows for rows in alike.values()}
         scores: dict[Node, list[float]] = {node: [] for node in nodes}
         left = [*firsts]
@@ -112,12 +112,12 @@ class JudgeVerifier:
                     row.node.notes[f"{_NOTE} {row.sample + 1}" if row.sample else _NOTE] = text
                     row.node.usage["judge_unparsed"] += score is None
                     scores[row.node] += [] if score is None else [score]
-        return [sum(found) / len(found) if (found := scores[node]) else None for node in nodes]
+        return [sum(known) / len(known) if (known := scores[node]) else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Do nothing, because the judge keeps no KV between calls."""
 
-    def _rows(self, node: Node) -> list[_Critique]:
+    def _critiques(self, node: Node) -> list[_Critique]:
         """Return the critiques to generate for a step.
 
         The list is empty if the step is not judged, or if the context has no room for a critique.
@@ -127,11 +127,11 @@ class JudgeVerifier:
         ended_only = self.spec.scores == "ended_paths"
         if not (path and node.ended if ended_only else self._stripped(node)):
             return []
-        said = [step.notes.get(_NOTE, "") for step, _ in path[:-1]]
+        critiques = [step.notes.get(_NOTE, "") for step, _ in path[:-1]]
         texts = [text for _, text in path]
-        asked = self._prompt(node.root.problem_text, texts, said, node.root.now)
-        prompt = self._codec.encode(asked)
-        room = self.tree_model.decoder.shape.context - len(prompt) - self._most_behind
+        prompt_text = self._prompt(node.root.problem_text, texts, critiques, node.root.now)
+        prompt = self._codec.encode(prompt_text)
+        room = self.tree_model.decoder.shape.context - len(prompt) - self._suffix_tokens
         stops = tuple(s.replace("{next}", str(len(path) + 1)) for s in self.spec.stops)
         limit = min(self.spec.max_tokens, room)
         samples = range(self.spec.samples if room > 0 else 0)
@@ -140,9 +140,9 @@ class JudgeVerifier:
                 node=node,
                 given=prompt,
                 limit=limit,
-                ends=partial(self._ends, stops),
+                ends=partial(self._has_ended, stops),
                 stream=lineage_key(self.spec.seed, node.lineage, f"critique {each}"),
-                asked=asked,
+                prompt_text=prompt_text,
                 stops=stops,
                 number=len(path),
                 sample=each,
@@ -155,12 +155,12 @@ class JudgeVerifier:
         return re.sub(self.spec.drop, "", node.step_text).lstrip("\n").rstrip()
 
     def _prompt(
-        self, problem: str, texts: Sequence[str], said: Sequence[str], now: str | None = None
+        self, problem: str, texts: Sequence[str], critiques: Sequence[str], now: str | None = None
     ) -> str:
         """Return the prompt of a critique: the conversation, and the beginning of the judge's turn.
 
         texts: the texts of the steps.
-        said: the critiques of the earlier steps, used if each step is a turn.
+        critiques: the critiques of the earlier steps, used if each step is a turn.
         now: the time that chat templates see.
         """
         step, numbered = self.spec.step, enumerate(texts, start=1)
@@ -170,19 +170,19 @@ class JudgeVerifier:
         # such as "{steps}", which must stay.
         before, _, rest = self.spec.prompt.partition("{problem}")
         between, _, after = rest.partition("{steps}")
-        asked = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
-        turns = [{"role": "user", "content": asked}]
-        for critique, asked in zip(said, steps[first:], strict=False):
+        content = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
+        turns = [{"role": "user", "content": content}]
+        for critique, content in zip(critiques, steps[first:], strict=False):
             turns.append({"role": "assistant", "content": critique})
-            turns.append({"role": "user", "content": asked})
+            turns.append({"role": "user", "content": content})
         opening = self.spec.opening.replace("{number}", str(len(steps)))
         return self._render(turns, now, add_generation_prompt=True) + opening
 
-    def _render(self, turns: list[dict[str, str]], now: str | None = None, **told: bool) -> str:
+    def _render(self, turns: list[dict[str, str]], now: str | None = None, **options: bool) -> str:
         """Return `turns` in the chat template, after the system message if there is one."""
         if self.spec.system is not None:
             turns = [{"role": "system", "content": self.spec.system}, *turns]
-        return self._codec.chat(turns, f"--verifier {self.name}", **told, given={"now": now})
+        return self._codec.chat(turns, f"--verifier {self.name}", **options, given={"now": now})
 
     def _read(self, row: _Critique) -> tuple[str, float | None]:
         """Return the text of the judge's turn, and the score of the critique.
@@ -197,12 +197,12 @@ class JudgeVerifier:
         if self.spec.suffix is None:
             text = text.strip()
             return text, self.spec.read_score(text) if row.ended else None
-        score = self._weigh(row, row.asked + text + self.spec.suffix)
+        score = self._good_probability(row, row.prompt_text + text + self.spec.suffix)
         word = self._codec.decode_raw([self._pair[(score or 0.0) >= 0.5]])
         opening = self.spec.opening.replace("{number}", str(row.number))
         return f"{opening}{text}{self.spec.suffix}{word}{self.spec.closing}", score
 
-    def _weigh(self, row: _Critique, text: str) -> float | None:
+    def _good_probability(self, row: _Critique, text: str) -> float | None:
         """Return the probability of the good token against the bad one after `text`.
 
         Return None if `text` exceeds the context. The whole text is encoded and prefilled again, as
@@ -221,7 +221,7 @@ class JudgeVerifier:
         _, good = self.tree_model.decoder.logits(hidden)[0, self._pair].softmax(-1).tolist()
         return float(good)
 
-    def _ends(self, stops: Sequence[str], token_ids: Sequence[int]) -> bool:
+    def _has_ended(self, stops: Sequence[str], token_ids: Sequence[int]) -> bool:
         """Return True if the last token ends the turn, or if the last tokens contain a stop text.
 
         Each token has at least one byte, so as many tokens as the longest stop has bytes suffice.

@@ -64,11 +64,11 @@ class VerifierState:
     token_ids: list[int]  # token ids of the whole path
     segment: Segment  # KV of the tokens that the last step added
     path: KVPath  # KV of the whole path
-    key: tuple[object, ...] = ()  # key of this state in `beside`
-    # The table `below` of the parent's state, which contains this state.
-    beside: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    key: tuple[object, ...] = ()  # key of this state in `siblings`
+    # The table `children` of the parent's state, which contains this state.
+    siblings: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
     # The states of longer paths, by the tokens and positions that they add to this path.
-    below: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
+    children: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
     score: float | None = None  # score of the last step
     users: int = 1  # number of nodes that hold this state
 
@@ -103,7 +103,7 @@ class PrmVerifier:
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
-        work = self._enter(nodes)
+        work = self._create_states(nodes)
         hidden = self.tree_model.prefill([request for _, _, request in work])
         values = self._read([(encoded, request) for _, encoded, request in work], hidden)
         for (state, _, _), value in zip(work, values, strict=True):
@@ -119,7 +119,7 @@ class PrmVerifier:
             state.users -= 1
             if not state.users:
                 self.tree_model.store.free(state.segment)
-                state.beside.pop(state.key, None)
+                state.siblings.pop(state.key, None)
 
     @torch.inference_mode()
     def restore(self, nodes: Sequence[Node]) -> None:
@@ -136,8 +136,8 @@ class PrmVerifier:
         for _, same in groupby(scored, key=lambda node: node.depth):
             level = list(same)
             usages = [node.usage.copy() for node in level]
-            self._begin(node for node in level if node.parent is None)
-            work = self._enter(node for node in level if node.parent is not None)
+            self._prefill_prefixes(node for node in level if node.parent is None)
+            work = self._create_states(node for node in level if node.parent is not None)
             self.tree_model.prefill([request for _, _, request in work])
             for node, usage in zip(level, usages, strict=True):
                 spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
@@ -145,22 +145,24 @@ class PrmVerifier:
                 node.usage = usage
                 node.handles[OWNER].score = node.step_score
 
-    def _enter(self, nodes: Iterable[Node]) -> list[tuple[VerifierState, Encoded, PrefillRequest]]:
+    def _create_states(
+        self, nodes: Iterable[Node]
+    ) -> list[tuple[VerifierState, Encoded, PrefillRequest]]:
         """Create the states of `nodes`, and return the states that must be computed.
 
         Each entry is the state, its encoding, and the request that prefills its tokens.
         """
         work, trees = [], by_root(nodes)
-        self._begin(trees)
-        for root, below in trees.items():
-            scored = partial(_scored_above, beside=frozenset(below))
-            encodings = self._encoder.encode(root.problem_text, below, scored)
-            for node, encoded in zip(below, encodings, strict=True):
-                if (request := self._request(node, encoded)) is not None:
+        self._prefill_prefixes(trees)
+        for root, steps in trees.items():
+            scored = partial(_nearest_scored, batch=frozenset(steps))
+            encodings = self._encoder.encode(root.problem_text, steps, scored)
+            for node, encoded in zip(steps, encodings, strict=True):
+                if (request := self._create_state(node, encoded)) is not None:
                     work.append((node.handles[OWNER], encoded, request))
         return work
 
-    def _begin(self, roots: Iterable[Node]) -> None:
+    def _prefill_prefixes(self, roots: Iterable[Node]) -> None:
         """Prefill the text before the first step for every root that has no state yet.
 
         Raises:
@@ -184,7 +186,7 @@ class PrmVerifier:
             self.release(new)
             raise
 
-    def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
+    def _create_state(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
         """Create the state of `node`, and return the request that computes it.
 
         Return None if nothing has to be computed: the step gets no score, or an equal path has the
@@ -198,7 +200,7 @@ class PrmVerifier:
             self.tree_model.decoder.shape,
             self.tree_model.store,
         )
-        parent: VerifierState = _scored_above(node).handles[OWNER]
+        parent: VerifierState = _nearest_scored(node).handles[OWNER]
         # Without a score, the node continues from the state of its nearest scored ancestor.
         if not encoded.read_at or len(token_ids) > shape.context:
             node.handles[OWNER] = VerifierState(parent.token_ids, store.create(), parent.path)
@@ -212,15 +214,15 @@ class PrmVerifier:
         start = max(0, shared - self._look_back)
         new = token_ids[start:]
         key = (start, *new, None, *encoded.read_at, None, *encoded.sizes)
-        if (state := parent.below.get(key)) is not None:  # another node has an equal path
+        if (state := parent.children.get(key)) is not None:  # another node has an equal path
             state.users += 1
             node.handles[OWNER] = state
             return None
         path = truncate_path(parent.path, start)
         segment = store.create(start=start)
         whole = (*path, PathPart(segment, len(new)))
-        state = VerifierState(token_ids, segment, whole, key, parent.below)
-        node.handles[OWNER] = parent.below[key] = state
+        state = VerifierState(token_ids, segment, whole, key, parent.children)
+        node.handles[OWNER] = parent.children[key] = state
         node.usage["verifier_prefilled"] += len(new)
         node.usage["verifier_reused"] += start
         request = PrefillRequest(path, segment, new, start)
@@ -264,16 +266,16 @@ class PrmVerifier:
         return scores
 
 
-def _scored_above(node: Node, beside: Container[Node] = ()) -> Node:
-    """Return the nearest ancestor in the reply of `node` that has a state, or is in `beside`.
+def _nearest_scored(node: Node, batch: Container[Node] = ()) -> Node:
+    """Return the nearest ancestor in the reply of `node` that has a state, or is in `batch`.
 
     Otherwise, return the root: the verifier reads every reply directly after the problem, without
     turns and earlier replies.
 
-    beside: the other nodes of the same call.
+    batch: the nodes of the same call.
     """
     steps = reversed(node.reply()[:-1])
-    return next((s for s in steps if OWNER in s.handles or s in beside), node.root)
+    return next((s for s in steps if OWNER in s.handles or s in batch), node.root)
 
 
 # --- heads -----------------------------------------------------------------------------------
@@ -335,17 +337,17 @@ def _in_pieces(
     Pieces bound the memory, because a head may compute the logits of the whole vocabulary. If
     memory runs out, a piece is computed in halves.
     """
-    found: list[torch.Tensor] = []
+    parts: list[torch.Tensor] = []
     for piece in at.split(piece_tokens):
         try:
-            found.append(head(hidden, token_ids, piece))
+            parts.append(head(hidden, token_ids, piece))
             continue
         # The retry comes after this block, because `error` keeps the head's tensors alive in it.
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error) or piece_tokens == _LEAST_PIECE:
                 raise
-        found.append(_in_pieces(head, hidden, token_ids, piece, piece_tokens // 2))
-    return torch.cat(found)
+        parts.append(_in_pieces(head, hidden, token_ids, piece, piece_tokens // 2))
+    return torch.cat(parts)
 
 
 def token_id(token: str | int | None, model: LoadedModel) -> int:
@@ -365,7 +367,7 @@ def token_id(token: str | int | None, model: LoadedModel) -> int:
     return ids[0]
 
 
-def _stored(head: Head, folder: Path, where: str) -> dict[str, torch.Tensor]:
+def _read_head_tensors(head: Head, folder: Path, where: str) -> dict[str, torch.Tensor]:
     """Return a head's tensors by name; an unnamed layer in a `.pt` file becomes `layers.0`."""
     if head.file is None:
         names = [f"{layer}.{part}" for layer in head.layers for part in ("weight", "bias")]
@@ -388,7 +390,7 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     """Return the linear layers of the head, after checking their names, shapes and values."""
     head, folder = spec.head, model.folder or Path(".")
     where = f"verifier head {folder if head.file is None else folder / head.file}"
-    stored = _stored(head, folder, where)
+    stored = _read_head_tensors(head, folder, where)
     dtype, device = model.decoder.dtype, model.decoder.device
     tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
     for name, tensor in tensors.items():

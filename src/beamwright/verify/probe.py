@@ -175,12 +175,12 @@ class ProbeVerifier:
             device = hidden[0].device
             known = torch.tensor(ids, device=device), torch.tensor(logprobs, device=device)
             rows = features(self._decoder, torch.cat(hidden), *known)
-            values = in_tiles(_TILE, self._logs, rows)[0].tolist()
+            values = in_tiles(_TILE, self._log_probabilities, rows)[0].tolist()
         for step, count in zip(steps, counts, strict=True):
             step.handles[OWNER] = math.fsum(values[:count])
             del values[:count]
 
-    def _logs(self, rows: Tensor) -> tuple[Tensor]:
+    def _log_probabilities(self, rows: Tensor) -> tuple[Tensor]:
         """Return the log of the probability that each token is right [rows]."""
         first, last = self._layers
         return (F.logsigmoid(last(first(rows).relu_())[:, 0]),)
