@@ -1,4 +1,4 @@
-"""The `beamwright` command: its subcommands, and usage errors in one line."""
+"""The `beamwright` command: finds and runs subcommands, and prints usage errors in one line."""
 
 from __future__ import annotations
 

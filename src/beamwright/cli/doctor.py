@@ -38,7 +38,7 @@ def doctor(
         flag="--show",
     ),
 ) -> None:
-    """Check this machine, a checkpoint given by --model, or with --show one given by --verifier."""
+    """Check this machine, or a checkpoint (--model), or a verifier's format (--verifier --show)."""
     _check_together(invocation, parity=parity, probe=probe, show=show)
     if show:
         with quiet_stdout():

@@ -273,7 +273,7 @@ class _Drawing:
             for each in children:
                 alive = each in self._alive
                 if alive or each.depth >= dead_from:
-                    text = _text(each) or each.token_ids  # without a tokenizer there is no text
+                    text = _text(each) or each.token_ids  # without a tokenizer, text is empty
                     state = (text, each.state is NodeState.FINISHED, alive)
                     groups.setdefault(state, []).append(each)
                 else:

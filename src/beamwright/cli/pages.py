@@ -34,7 +34,7 @@ def report(
     as_json: bool = JSON,
     debug: bool = DEBUG,
 ) -> None:
-    """Make one page of evaluations: accuracy against n, tokens, seconds and KV."""
+    """Make one page about evaluations: accuracy against n, tokens, seconds and KV memory."""
     with guard(debug):
         from beamwright.evaluate.report import find_runs, write_report
 

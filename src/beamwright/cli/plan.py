@@ -352,7 +352,7 @@ def _schedule_table(report: Mapping[str, Any]) -> Table:
 
 def _cells(each: Mapping[str, Any]) -> Iterator[str]:
     if each["time_s"] is None:
-        yield "no fit"  # the other cells stay empty
+        yield "no fit"  # rich leaves the missing cells of a row empty
         return
     for name in ("time_s", "decode_s", "verify_s", "stall_s"):
         yield short_time(each[name])

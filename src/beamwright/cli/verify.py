@@ -47,7 +47,7 @@ _SAID = ("problem", "seed", "answer", "text", "score", "stop", "rounds", "tree_h
 `candidates`."""
 _OF_TREE = ("problem", "seed", "rounds", "tree_hash")
 _RECOMPUTED = "KV that was computed again"
-_SHOWN = 10  # digits of a tree's hash, for people
+_SHOWN = 10  # digits of a tree hash in readable output
 _OPTIONS = (
     *("model", "verifier", "chat_template", "template_args", "device", "attention", "sparse_home"),
     *(

@@ -146,7 +146,7 @@ def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
             call = strict_json(match[1])
             name, given = call.pop("name"), [call.pop(each) for each in _ARGUMENTS if each in call]
             arguments = read_arguments(*given)
-        except (ValueError, KeyError, TypeError):  # TypeError: arguments under both names
+        except (ValueError, KeyError, TypeError):  # TypeError: two values of arguments
             return text, []
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)

@@ -314,7 +314,7 @@ class ChoicesEndpoint(Endpoint):
 
 
 class ChatEndpoint(ChoicesEndpoint):
-    """`POST /v1/chat/completions`: a conversation's next message."""
+    """`POST /v1/chat/completions`: the next message of a conversation, found by a search."""
 
     takes = ChatFields
     path, kind, chunk = "/v1/chat/completions", "chat.completion", "chat.completion.chunk"

@@ -30,7 +30,7 @@ nor a proxy closes the stream as dead."""
 
 
 ENDPOINTS: list[type[Endpoint]] = []
-"""Every imported subclass of `Endpoint` that names a path."""
+"""Every imported subclass of `Endpoint` that sets `path`; `app` serves all of them."""
 
 
 class Endpoint(ABC):
@@ -45,7 +45,7 @@ class Endpoint(ABC):
     end: ClassVar[bytes] = b""
 
     def __init_subclass__(cls) -> None:
-        """Declare the subclass as an endpoint if it names a path."""
+        """Add the subclass to `ENDPOINTS` if it sets `path`."""
         if "path" in vars(cls):
             ENDPOINTS.append(cls)
 

@@ -48,7 +48,7 @@ over all bodies."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _OPEN = ("/", "/docs", "/health", "/ready")
-"""Paths that need no key, as is everything below /page/."""
+"""Paths that need no API key; paths below /page/ need none either."""
 
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -141,7 +141,7 @@ class Guard:
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length beside transfer-encoding")
         host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
-        is_v6 = host.startswith("[")  # without the port: `[::1]:8000` is `::1`
+        is_v6 = host.startswith("[")  # drop the port: `[::1]:8000` gives `::1`
         host = host[1:].partition("]")[0] if is_v6 else host.partition(":")[0]
         if host not in self._hosts and not _is_address(host):
             raise ApiError(421, f"this server is not {host[:100]!r} (--allow-host)")
@@ -166,7 +166,7 @@ class Guard:
         The comparison takes the same time for every key, so that timing reveals nothing.
         """
         scheme, _, key = authorization.partition(" ")
-        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as headers are read
+        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as ASGI decodes
         known = False
         for digest in self._keys:
             known |= hmac.compare_digest(given, digest)
@@ -189,10 +189,10 @@ def _has_two_lengths(headers: Mapping[str, str]) -> bool:
 
 
 class JsonLines(logging.Formatter):
-    """A log record as one line of JSON."""
+    """A log formatter that writes each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write ASCII only, so that no text can break a line or a terminal."""
+        """Format a record in ASCII, so that no text can break the line or confuse a terminal."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
             "level": record.levelname.lower(),
@@ -221,7 +221,10 @@ no connection is idle, the new one is closed."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with a timeout for the head of a request, which uvicorn lacks."""
+    """An HTTP connection with a timeout for the head of a request, which uvicorn does not have.
+
+    The head is the request line with its headers.
+    """
 
     _late: asyncio.TimerHandle | None = None
     _heard_s = 0.0
@@ -234,7 +237,7 @@ class Connection(H11Protocol):
             others = [other for other in self.connections if isinstance(other, Connection)]
             idle = [other for other in others if other._is_idle]  # includes this new one
             min(idle, key=lambda other: other._heard_s).transport.close()
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own: 256 KiB
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's default: 256 KiB
         self._late = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
