@@ -14,20 +14,6 @@ import pytest
 from beamwright_lab.gpu import runner
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import json, os, signal, sys
-mode, name, runs, journal, _, seconds = sys.argv[1:]
-with open(runs, "a") as stream:
-    stream.write(mode + "\\n")
-with open(journal, "a") as stream:
-    stream.write(json.dumps({"stage": name, "part": "rows", "value": [1, 2]}) + "\\n")
-if mode == "crash":
-    os.kill(os.getpid(), signal.SIGSEGV)
-if mode == "fail":
-    print("first line")
-    print("the last line says why")
-    sys.exit(3)
-"""
 KEY = {"machine": "tiny-card", "smoke": True}
 
 
@@ -36,12 +22,11 @@ class Bench:
 
     def __init__(self, folder):
         self.journal, self.runs = runner.Journal(folder / "results.jsonl"), folder / "runs"
-        self.script, self.log = folder / "stage.py", folder / "log.txt"
-        self.script.write_text(SCRIPT)
+        self.log = folder / "log.txt"
 
     def stage(self, name, mode="ok", **options):
-        files = (str(self.runs), str(self.journal.file))
-        command = (sys.executable, "-I", "-S", str(self.script), mode, name, *files)
+        script = Path(__file__).with_name("tools") / "stage"
+        command = (str(script), mode, name, str(self.runs), str(self.journal.file))
         return runner.Stage(name, command, 10.0, least_s=0.1, **options)
 
     def run(self, *stages, **plan):

@@ -87,14 +87,7 @@ def test_the_link_stage_measures_a_profile_that_the_simulator_takes(measured):
 
 def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
     points = measured[STAGE]["points"]
-    assert [(p["layout"], p["variant"]) for p in points] == [
-        ("tree", "locality"),
-        ("tree", "in-gpu"),
-        ("dense", "locality"),
-        ("dense", "lbs"),
-        ("dense", "layerwise"),
-        ("tree", "layerwise"),
-    ]
+    assert [f"{point['layout']} {point['variant']}" for point in points] == CALLS["points"]
     assert measured[STAGE]["not_run"] == []
     assert all(point["whole"] and len(point["round_s"]) == 4 for point in points)
     assert len({point["tree_hash"] for point in points if point["layout"] == "tree"}) == 1
@@ -324,33 +317,15 @@ def test_speculation_grows_the_trees_that_are_grown_without_it(folder, context):
 # --- what is compared ------------------------------------------------------------------------
 
 
-def a_row(variant, layout, round_s, **changes):
-    row = {"model": "opt-6.7b", "regime": "paper", "n": 64, "step": 32, "generate": 1920}
-    return {**row, "variant": variant, "layout": layout, "round_s": round_s, **changes}
-
-
 def test_speedup_counts_the_rounds_that_both_sides_have_done():
-    rows = with_speedups(
-        [
-            a_row("locality", "tree", [1.0, 1.0, 1.0]),
-            a_row("layerwise", "dense", [2.0, 6.0]),
-            a_row("layerwise", "tree", [3.0, 4.0, 5.0]),
-            a_row("locality", "tree", [1.0], regime="scaled"),
-            {**a_row("lbs", "dense", []), "error": "no room"},
-        ]
-    )
+    rows = with_speedups(CALLS["speedups"])
     assert [row["speedup"] for row in rows] == [4.0, 1.0, 1.14, None, None]
     assert [row["speedup_shared"] for row in rows] == [4.0, 0.88, 1.0, None, None]
 
 
 def test_goals_are_unmeasured_until_a_run_has_their_figure():
     assert {row["measured"] for row in goal_rows({})} == {UNMEASURED}
-    points = [
-        a_row("locality", "tree", [1.1, 1.1], whole=False, tokens=64, io_share=0.02),
-        a_row("in-gpu", "tree", [1.0, 1.0, 1.0], whole=True, io_share=0.0),
-        a_row("layerwise", "dense", [50.0], whole=False, tokens=32, io_share=0.9),
-    ]
-    found = {r["goal"]: r["measured"] for r in goal_rows({STAGE: {"points": points}})}
+    found = {r["goal"]: r["measured"] for r in goal_rows({STAGE: {"points": CALLS["goals"]}})}
     where = "(opt-6.7b, paper, cut at 64)"
     assert found["speedup over layer-wise, shared KV, n = 64"] == f"45.45 {where}"
     assert found["time, shared KV over the link / in-GPU, n = 64"] == f"1.100 {where}"

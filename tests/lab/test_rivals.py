@@ -4,33 +4,31 @@ Each table says what is scheduled, found or lost; a rule that is missing here fl
 rival in every comparison.
 """
 
-from dataclasses import dataclass
 from math import inf
 
 import pytest
 
+from beamwright_lab.rivals.blocks import PrefixBlocks
 from beamwright_lab.rivals.radix import RadixCache
 from beamwright_lab.rivals.requests import StepRequest, requests_by_round
 from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine
 from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
+from simulated import recorded
 
 
-@dataclass(frozen=True)
-class Step:
-    lineage: tuple[int, ...]
-    tokens: int
-    score: float | None = None
+def rounds_of(steps, prompt=32):
+    """Requests of every round. steps: lineage -> tokens."""
+    return requests_by_round(prompt, recorded(prompt, steps).nodes)
 
 
 def one_round(num_beams, prompt=32, step=32):
     """Requests of the first round: all behind one prompt."""
-    return requests_by_round(prompt, [Step((i,), step) for i in range(num_beams)])[0]
+    return rounds_of({(i,): step for i in range(num_beams)}, prompt)[0]
 
 
-def two_rounds(survivors=(0, 1), width=2, num_beams=4, prompt=32, step=32):
-    first = [Step((i,), step) for i in range(num_beams)]
-    second = [Step((i, j), step) for i in survivors for j in range(width)]
-    return requests_by_round(prompt, [*first, *second])
+def two_rounds(survivors=(0, 1), width=2, num_beams=4):
+    first = {(i,): 32 for i in range(num_beams)}
+    return rounds_of({**first, **{(i, j): 32 for i in survivors for j in range(width)}})
 
 
 def run(engine, requests, most=10_000):
@@ -75,8 +73,8 @@ def test_a_step_is_a_prompt_of_its_whole_path_and_siblings_go_beside_each_other(
     last = second[-1]
     assert (last.path, last.node) == (((), (1,)), (1, 1))
     assert (last.prompt_tokens, last.final_tokens) == (64, 96)
-    steps = [Step((i, j), 1) for j in (0, 1) for i in (1, 0)] + [Step((0,), 1), Step((1,), 1)]
-    assert [r.node for r in requests_by_round(4, steps)[1]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    steps = {(1, 0): 1, (0, 0): 1, (1, 1): 1, (0, 1): 1, (0,): 1, (1,): 1}
+    assert [r.node for r in rounds_of(steps)[1]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +100,14 @@ def test_every_engine_completes_a_search_that_does_not_fit(engine):
 
 
 # --- vLLM ------------------------------------------------------------------------------------
+
+
+def test_a_match_ends_at_the_first_missing_block():
+    pool = PrefixBlocks(2)
+    blocks = pool.allocate(2)
+    for block, key in zip(blocks, (1, 3), strict=True):
+        pool.store(block, key)
+    assert pool.match([1, 2, 3]) == blocks[:1]
 
 
 ODD = [StepRequest(((i,),), (n,), (i, 0), 32) for i, n in enumerate((40, 80, 16))]
@@ -250,6 +256,23 @@ def test_what_a_radix_cache_evicts_and_stores(nodes, options, evictions, stored,
     assert {node: cache.on_host(node) for node in host} == host
 
 
+def test_what_a_request_reads_stays_until_it_is_let_go():
+    cache = cache_of(ROOT, A, B)
+    cache.lock(A)
+    cache.evict(1_000)
+    assert [cache.on_device(node) for node in (ROOT, A, B)] == [10, 10, 0]
+    cache.unlock(A)
+    cache.evict(1_000)
+    assert cache.tokens == 0
+
+
+def test_what_is_written_through_is_stored_once():
+    cache = cache_of(ROOT, A, host=True, write_through=True)
+    assert cache.take_unstored() == 20
+    assert (cache.insert(A, 11), cache.insert(A, 11)) == (1, 0), "equal tokens are kept once"
+    assert (cache.take_unstored(), cache.evict(1_000)) == (1, 0)
+
+
 def test_prefill_runs_alone_and_a_prefix_that_is_being_computed_is_waited_for():
     engine = SglangEngine(10_000)
     engine.submit(one_round(3, prompt=64))
@@ -283,6 +306,12 @@ def test_admission_reserves_the_whole_step_of_a_new_request_and_a_share_of_the_r
     assert admitted(engine.schedule()) == [(1,)], "of the 99 to come, 0.7 are reserved"
 
 
+def test_the_reserve_falls_with_every_pass():
+    engine = SglangEngine(10_000)
+    run(engine, one_round(1, step=101))
+    assert engine.reserved == pytest.approx(0.7 - 100 * (0.7 - 0.098) / 600)
+
+
 def test_retraction_takes_the_request_with_the_fewest_new_tokens_and_its_kv():
     engine, second = SglangEngine(110), one_round(2, prompt=40)[1]
     first = StepRequest(((),), (40,), (0,), 64)
@@ -297,9 +326,8 @@ def test_retraction_takes_the_request_with_the_fewest_new_tokens_and_its_kv():
 
 
 def test_heavier_subtrees_come_first():
-    steps = [Step((i,), 8) for i in range(2)]
-    steps += [Step((0, 0), 8), *(Step((1, j), 8) for j in range(3))]
-    first, second = requests_by_round(32, steps)
+    second_round = [(0, 0), (1, 0), (1, 1), (1, 2)]
+    first, second = rounds_of(dict.fromkeys([(0,), (1,), *second_round], 8))
     engine = SglangEngine(10_000)
     run(engine, first)
     engine.submit(second)
