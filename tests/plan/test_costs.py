@@ -5,27 +5,14 @@ from dataclasses import replace
 import pytest
 
 from beamwright.models.named import NAMED_SHAPES
-from beamwright.plan.costs import (
-    CODED_ROWS,
-    CODED_VALUES,
-    Layout,
-    ModelCosts,
-    Roofline,
-    Storage,
-    conversion_bytes,
-    in_library,
-    matrix_bytes,
-    product_scratch_bytes,
-    storage_of,
-    weight_bytes,
-)
+from beamwright.plan import costs
 from beamwright.plan.machines import find_profile
 from beamwright.protocols import Direction
 
 
 @pytest.fixture
 def roofline(opt, gpu):
-    return Roofline(opt, gpu)
+    return costs.Roofline(opt, gpu)
 
 
 def rises(seconds):
@@ -50,21 +37,22 @@ def test_a_step_is_the_longer_of_bytes_and_flops_plus_launches(
 
 def test_a_pass_reads_and_writes_the_state_of_every_row(gpu):
     """Three of four layers keep one, and attend to nothing."""
-    model = ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2)
+    model = costs.ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2)
     assert (model.recurrent_layers, model.state_bytes) == (48, 147.75 * 2**20)
-    hybrid, plain = Roofline(model, gpu), Roofline(replace(model, state_bytes=0), gpu)
+    hybrid, plain = costs.Roofline(model, gpu), costs.Roofline(replace(model, state_bytes=0), gpu)
     of_a_row = 2 * model.state_bytes / (gpu.device_bandwidth * gpu.bandwidth_share)
     assert hybrid.decode_step(8, 0, 0) - plain.decode_step(8, 0, 0) == pytest.approx(8 * of_a_row)
-    costs = hybrid.pass_costs()
-    assert costs.seconds(8) == pytest.approx(hybrid.decode_step(8, 0, 0))
+    assert hybrid.pass_costs().seconds(8) == pytest.approx(hybrid.decode_step(8, 0, 0))
     # A prompt's state is read and written once for each of its chunks.
     assert hybrid.prefill(512) <= plain.prefill(512) + 2.01 * of_a_row
-    attended = hybrid.parts(1, 0, 1000, Layout.TREE)[1] - hybrid.parts(1, 0, 0, Layout.TREE)[1]
+    attended = (
+        hybrid.parts(1, 0, 1000, costs.Layout.TREE)[1] - hybrid.parts(1, 0, 0, costs.Layout.TREE)[1]
+    )
     assert attended == pytest.approx(4 * 16 * 24 * 256 * 1000 / (gpu.flops * gpu.flops_share))
 
 
 def test_more_work_never_takes_less_time(roofline):
-    for layout in Layout:
+    for layout in costs.Layout:
         rises([roofline.decode_step(64, kv, kv, layout) for kv in range(0, 10**5, 10**4)])
         rises([roofline.decode_step(rows, 1000, 1000, layout) for rows in (1, 64, 512, 4096)])
     rises([roofline.prefill(tokens) for tokens in (1, 128, 1024, 4096)])
@@ -74,7 +62,9 @@ def test_more_work_never_takes_less_time(roofline):
 
 
 def test_transfers_by_direction_and_piece(opt, gpu):
-    slow_back = Roofline(opt, replace(gpu, d2h_bandwidth=gpu.h2d_bandwidth / 2, link_share=1.0))
+    slow_back = costs.Roofline(
+        opt, replace(gpu, d2h_bandwidth=gpu.h2d_bandwidth / 2, link_share=1.0)
+    )
     to_device = slow_back.transfer(15.75e9, 0, Direction.H2D)
     assert to_device == pytest.approx(1.0)
     assert slow_back.transfer(15.75e9, 0, Direction.D2H) == pytest.approx(2.0)
@@ -88,40 +78,44 @@ def qwen():
 
 
 def test_a_matrix_with_its_scales():
-    assert matrix_bytes(10, 64, 4, Storage.PLAIN) == 10 * 64 * 4
-    assert matrix_bytes(10, 64, 4, Storage.INT8) == 10 * (64 + 2 * 4)
-    assert matrix_bytes(10, 64, 4, Storage.INT4) == 10 * (32 + 2 * 2)
-    assert matrix_bytes(10, 65, 2, Storage.INT4) == 10 * 2 * (32 + 2 * 2)
+    assert costs.matrix_bytes(10, 64, 4, costs.Storage.PLAIN) == 10 * 64 * 4
+    assert costs.matrix_bytes(10, 64, 4, costs.Storage.INT8) == 10 * (64 + 2 * 4)
+    assert costs.matrix_bytes(10, 64, 4, costs.Storage.INT4) == 10 * (32 + 2 * 2)
+    assert costs.matrix_bytes(10, 65, 2, costs.Storage.INT4) == 10 * 2 * (32 + 2 * 2)
 
 
 def test_a_quantised_checkpoint_stays_as_it_is_unless_asked():
-    assert storage_of("int4", is_packed=True) is Storage.INT4
-    assert storage_of("auto", is_packed=True) is Storage.STORED
-    assert storage_of("auto") is Storage.PLAIN
+    assert costs.storage_of("int4", is_packed=True) is costs.Storage.INT4
+    assert costs.storage_of("auto", is_packed=True) is costs.Storage.STORED
+    assert costs.storage_of("auto") is costs.Storage.PLAIN
 
 
 def test_only_projections_shrink(qwen):
     embeddings = 2 * qwen.vocab * qwen.hidden
-    for storage in (Storage.INT8, Storage.INT4):
-        found = weight_bytes(qwen, 2, storage)
-        assert 2 * embeddings < found < weight_bytes(qwen, 2)
-    assert weight_bytes(qwen, 2) == 2 * qwen.num_parameters
+    for storage in (costs.Storage.INT8, costs.Storage.INT4):
+        found = costs.weight_bytes(qwen, 2, storage)
+        assert 2 * embeddings < found < costs.weight_bytes(qwen, 2)
+    assert costs.weight_bytes(qwen, 2) == 2 * qwen.num_parameters
     in_layers = qwen.num_parameters - embeddings
-    bits = 8 * (weight_bytes(qwen, 2, Storage.INT4) - 2 * embeddings) / in_layers
+    bits = 8 * (costs.weight_bytes(qwen, 2, costs.Storage.INT4) - 2 * embeddings) / in_layers
     assert bits == pytest.approx(4.5, abs=0.01)
 
 
 def test_weights_that_are_turned_back_cost_traffic_and_room(qwen):
-    assert conversion_bytes(qwen, 2, Storage.PLAIN) == product_scratch_bytes(qwen) == 0
+    assert (
+        costs.conversion_bytes(qwen, 2, costs.Storage.PLAIN)
+        == costs.product_scratch_bytes(qwen)
+        == 0
+    )
     in_layers = sum(rows * columns * count for rows, columns, count in qwen.matrices)
-    for storage in (Storage.INT8, Storage.INT4):
-        assert conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
-        assert 2 * CODED_VALUES < product_scratch_bytes(qwen, storage) < 100 * 2**20
+    for storage in (costs.Storage.INT8, costs.Storage.INT4):
+        assert costs.conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
+        assert 2 * costs.CODED_VALUES < costs.product_scratch_bytes(qwen, storage) < 100 * 2**20
 
 
 def test_kernels_read_few_rows_weights_as_they_are_stored(qwen):
-    half, wide = (ModelCosts.of(qwen, size, Storage.INT4) for size in (2, 4))
-    few, many = (half.read_bytes(tokens) for tokens in (CODED_ROWS, CODED_ROWS + 1))
+    half, wide = (costs.ModelCosts.of(qwen, size, costs.Storage.INT4) for size in (2, 4))
+    few, many = (half.read_bytes(tokens) for tokens in (costs.CODED_ROWS, costs.CODED_ROWS + 1))
     assert few == half.weight_bytes < many == few + half.conversion_bytes
     assert wide.read_bytes(1) == wide.weight_bytes + wide.conversion_bytes
 
@@ -129,14 +123,14 @@ def test_kernels_read_few_rows_weights_as_they_are_stored(qwen):
 def test_where_a_library_multiplies_codes_its_rates_count(qwen):
     plain = find_profile("epyc-2core")
     fast = replace(plain, coded_bandwidth=plain.device_bandwidth / 2, coded_flops=9 * plain.flops)
-    costs = ModelCosts.of(qwen, 4, in_library(Storage.INT8, qwen))
-    one, *_ = Roofline(costs, fast).parts(1, 0, 0, Layout.TREE)
-    assert one == pytest.approx(2 * costs.weight_bytes / plain.device_bandwidth)
-    _, many, launch_s = Roofline(costs, fast).parts(64, 0, 0, Layout.TREE)
+    coded = costs.ModelCosts.of(qwen, 4, costs.in_library(costs.Storage.INT8, qwen))
+    one, *_ = costs.Roofline(coded, fast).parts(1, 0, 0, costs.Layout.TREE)
+    assert one == pytest.approx(2 * coded.weight_bytes / plain.device_bandwidth)
+    _, many, launch_s = costs.Roofline(coded, fast).parts(64, 0, 0, costs.Layout.TREE)
     assert many == pytest.approx(2 * 64 * qwen.num_parameters / (9 * plain.flops))
     assert launch_s == plain.launch_s
-    assert Roofline(costs, plain).parts(64, 0, 0, Layout.TREE)[2] > 9 * launch_s
-    kept = ModelCosts.of(qwen, 4)
-    assert Roofline(kept, fast).parts(1, 0, 0, Layout.TREE) == (
-        Roofline(kept, plain).parts(1, 0, 0, Layout.TREE)
+    assert costs.Roofline(coded, plain).parts(64, 0, 0, costs.Layout.TREE)[2] > 9 * launch_s
+    kept = costs.ModelCosts.of(qwen, 4)
+    assert costs.Roofline(kept, fast).parts(1, 0, 0, costs.Layout.TREE) == (
+        costs.Roofline(kept, plain).parts(1, 0, 0, costs.Layout.TREE)
     )

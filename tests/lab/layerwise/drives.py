@@ -103,16 +103,6 @@ class Drive:
         self.view.close()
         self.tail.close()
 
-    @property
-    def idle(self):
-        """Nothing is charged or counted any more."""
-        counters = (self.budget, self.store.scratch)
-        return all(counter.used_bytes == 0 for counter in counters)
-
-    @property
-    def budget(self):
-        return self.store.device_budget
-
     def moved_bytes(self):
         """Bytes to the device, what was fetched in vain included."""
         return self.streamed_bytes() + self.store.discarded_bytes

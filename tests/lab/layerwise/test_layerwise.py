@@ -35,10 +35,11 @@ def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, case):
     assert link.bytes_moved[Direction.H2D] == streamed.moved_bytes()
     if case != "rows that pad":  # of all rows
         assert streamed.resident[0] == (drives.LAYERS if fit > drives.LAYERS else int(fit) - 2)
-    assert streamed.budget.peak_bytes == max(streamed.charged) <= streamed.budget.total_bytes
+    store, budget = streamed.store, streamed.store.device_budget
+    assert budget.peak_bytes == max(streamed.charged) <= budget.total_bytes
     if not moves:
         assert 0 < streamed.store.discarded_bytes <= max(streamed.held), "one layer of a view"
-    assert streamed.idle
+    assert budget.used_bytes == store.scratch.used_bytes == 0
     # What the rows' segments hold at the end came back through the link, and is the same.
     stored = [(one, two) for one, two in zip(plain.own, streamed.own, strict=True) if one.length]
     assert len(stored) == ("flush" in moves) * len(plain.own)
@@ -82,7 +83,7 @@ def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
     one = streamed.held[0] + drives.FIRST_ROWS * streamed.token_bytes
     assert caught.value.needed_bytes == 2 * one
     assert f"needs {format_bytes(2 * one)}, " in str(caught.value)
-    assert streamed.budget.used_bytes == 0
+    assert streamed.store.device_budget.used_bytes == 0
 
 
 def test_the_oracle_has_nothing_to_stream():

@@ -7,14 +7,7 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright_lab.simulator.split import (
-    SplitCase,
-    Stage,
-    best_split,
-    decode_capacity,
-    in_turn,
-    tree_case,
-)
+from beamwright_lab.simulator import split
 
 GIB = 2**30
 BILLION = 1_000_000_000
@@ -39,11 +32,11 @@ def gpu():
 
 def alone(roofline, new_tokens):
     """Of a request that shares nothing with others: the paper's."""
-    return Stage(roofline, new_tokens, 0, new_tokens)
+    return split.Stage(roofline, new_tokens, 0, new_tokens)
 
 
 def make_case(gpu, num_requests=64, verifier=None, generator=None, verifier_tokens=1024):
-    return SplitCase(
+    return split.SplitCase(
         num_requests,
         alone(Roofline(verifier or model(), gpu), verifier_tokens),
         alone(Roofline(generator or model(), gpu), 512),
@@ -56,9 +49,9 @@ def random_case(rng, gpu, most=64):
         context = rng.choice((0, rng.randrange(2048)))
         new = rng.randrange(1, 1024)
         held = new + context * rng.choice((1.0, rng.uniform(0.05, 1)))
-        return Stage(Roofline(costs, gpu), new, context, held)
+        return split.Stage(Roofline(costs, gpu), new, context, held)
 
-    case = SplitCase(rng.randrange(1, most), stage(), stage(), rng.random() < 0.5)
+    case = split.SplitCase(rng.randrange(1, most), stage(), stage(), rng.random() < 0.5)
     whole = case.num_requests * (case.verifier.kv_bytes + case.generator.kv_bytes)
     return case, int(whole * rng.uniform(0.01, 1.3))
 
@@ -66,7 +59,7 @@ def random_case(rng, gpu, most=64):
 def boundary(case, memory_bytes):
     """Every size of the verifier's batch, with what Eq. 1 leaves beside it."""
     for prefill in range(1, case.num_requests + 1):
-        decode = decode_capacity(case, memory_bytes, prefill)
+        decode = split.decode_capacity(case, memory_bytes, prefill)
         if prefill * case.verifier.kv_bytes <= memory_bytes and decode >= 1:
             yield prefill, decode
 
@@ -82,9 +75,9 @@ def test_total_time_is_batches_of_what_the_roofline_says(gpu):
 
 def test_equation_one_by_hand(gpu):
     case = make_case(gpu)  # 28 MiB a request of the verifier, 14 MiB of the generator
-    assert decode_capacity(case, 100 * 2**20, 2) == 3
-    assert decode_capacity(case, 28 * 2**20, 1) == 0
-    assert decode_capacity(case, 100 * GIB, 1) == 64
+    assert split.decode_capacity(case, 100 * 2**20, 2) == 3
+    assert split.decode_capacity(case, 28 * 2**20, 1) == 0
+    assert split.decode_capacity(case, 100 * GIB, 1) == 64
 
 
 def brute_force(case, memory_bytes):
@@ -106,7 +99,7 @@ def test_the_search_finds_what_brute_force_finds(gpu):
     rng, infeasible, uneven = random.Random(1), 0, 0
     for _ in range(1000):
         case, memory_bytes = random_case(rng, gpu)
-        found, best = best_split(case, memory_bytes), brute_force(case, memory_bytes)
+        found, best = split.best_split(case, memory_bytes), brute_force(case, memory_bytes)
         if best is None:
             infeasible += 1
             assert found is None
@@ -115,7 +108,7 @@ def test_the_search_finds_what_brute_force_finds(gpu):
         assert computing_s == pytest.approx(best[0], rel=1e-12)
         pair = found.prefill_batch, found.decode_batch
         assert computing_s == pytest.approx(total_time(case, *pair), rel=1e-12)
-        assert decode_capacity(case, memory_bytes, found.prefill_batch) >= found.decode_batch
+        assert split.decode_capacity(case, memory_bytes, found.prefill_batch) >= found.decode_batch
         assert found.verifier_bytes + found.generator_bytes == memory_bytes
         assert found.prefill_batch * case.verifier.kv_bytes <= found.verifier_bytes + 1
         assert found.decode_batch * case.generator.kv_bytes <= found.generator_bytes + 1
@@ -129,26 +122,26 @@ def test_the_search_finds_what_brute_force_finds(gpu):
 
 def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
     case, roofline = make_case(gpu, num_requests=4), Roofline(model(), gpu)
-    assert in_turn(case, GIB).overhead_s == 0
+    assert split.in_turn(case, GIB).overhead_s == 0
     tokens = 4 * 1024  # of the verifier; 4 * 512 of the generator, all of them new
     both = 2 * sum(
         roofline.transfer(4 * 512 * 28 * 1024, 4 * 512 / 8, direction)
         for direction in ("h2d", "d2h")
     )
-    assert in_turn(case, tokens * 28 * 1024).overhead_s == pytest.approx(both)
+    assert split.in_turn(case, tokens * 28 * 1024).overhead_s == pytest.approx(both)
 
 
 def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
-    case = tree_case(64, 1000, 32, (model(), 8000), (model(), 9000), gpu)
+    case = split.tree_case(64, 1000, 32, (model(), 8000), (model(), 9000), gpu)
     needed = (8000 + 9000 + 2 * 64 * 32) * 28 * 1024
-    ample, short = best_split(case, needed), best_split(case, needed - 800 * 28 * 1024)
+    ample, short = split.best_split(case, needed), split.best_split(case, needed - 800 * 28 * 1024)
     assert ample.overhead_s == 0
     expected = Roofline(model(), gpu).transfer(800 * 28 * 1024, 100, "h2d")
     assert short.overhead_s == pytest.approx(expected, rel=1e-3)
 
 
 def test_where_one_model_at_a_time_fits_it_is_in_turn_and_where_no_path_does_that_is_said(gpu):
-    assert best_split(make_case(gpu), 30 * 2**20) is None
-    assert in_turn(make_case(gpu), 30 * 2**20).prefill_batch == 1
+    assert split.best_split(make_case(gpu), 30 * 2**20) is None
+    assert split.in_turn(make_case(gpu), 30 * 2**20).prefill_batch == 1
     with pytest.raises(InputError, match=r"one path of the verifier takes 28\.0 MiB of KV"):
-        in_turn(make_case(gpu), 20 * 2**20)
+        split.in_turn(make_case(gpu), 20 * 2**20)
