@@ -2,8 +2,8 @@
 
 A copy of the module's forward gets other globals: the names of the functions that compute one
 token's step are bound to the steps of this module. All other code of the family runs unchanged.
-A step updates a state tensor in place. Or it gets the state's place in the pool's blocks
-(`kv.states.Placed`), and then no state is copied.
+A step updates a state tensor in place. If it gets the state's place in the pool's blocks instead
+(`kv.states.Placed`), it updates the blocks, and no state is copied.
 
 No family's name is known here. A module qualifies if its forward calls such a step for each part of
 its state, and if results on random rows agree with the module's own.

@@ -300,7 +300,7 @@ def _operands(
 
 
 def _sizes(weight: Tensor | Codes, tile: ProductTile) -> tuple[int, ...]:
-    """Return the compile-time parameters ROWS to LATE of the product kernels."""
+    """Return the compile-time parameters of the product kernels, from ROWS to LATE."""
     how = (weight.bits, weight.group) if isinstance(weight, Codes) else (0, 0)
     return *tile[:4], *how, is_interpreted(), tile.late
 

@@ -238,7 +238,8 @@ class TextCodec:
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a prompt's text.
 
-        The tokenizer adds special tokens only if there is no chat template, which writes them.
+        A chat template writes its own special tokens; without one the tokenizer adds them. If
+        `first_id` is set, the ids begin with it.
         """
         plain = self.chat_template is None
         ids = list(self._encode([text], add_special_tokens=plain)[0].ids)

@@ -41,15 +41,15 @@ _MOST_NUMBERS = 1 << 26  # most numbers of a trial's result, and of a weight sam
 
 
 class Streaming:
-    """Converts projections to streamed ones where batch-invariance needs it, or where it is faster.
+    """Converts a projection to one that the kernels of `streaming` multiply.
 
-    The library's product is tried once per shape, with many numbers of rows. If it is not
-    batch-invariant, the kernel multiplies all rows. If it is, the library stays in use. In that
-    case the kernel still multiplies few rows if the weight is wide and the results are bitwise
-    equal.
+    It does so where batch-invariance requires the kernels, or where they are faster. The library's product is tried once per shape, with many numbers of rows. If it is not
+    batch-invariant, the kernel multiplies any number of rows. If it is, the library stays in use,
+    with one exception: a kernel multiplies up to `FEW_ROWS` rows of a wide weight if the results
+    are bitwise equal.
 
     always: use the kernel for any number of rows, so that no library chooses one.
-    dtype: the dtype of the activations, which quantised projections do not tell.
+    dtype: the dtype of the activations, which a quantised projection does not store.
     """
 
     def __init__(self, *, always: bool, dtype: torch.dtype = torch.bfloat16) -> None:
