@@ -43,10 +43,10 @@ _MOST_NUMBERS = 1 << 26  # most numbers of a trial's result, and of a weight sam
 class Streaming:
     """Converts a projection to one that the kernels of `streaming` multiply.
 
-    It does so where batch-invariance requires the kernels, or where they are faster. The library's product is tried once per shape, with many numbers of rows. If it is not
-    batch-invariant, the kernel multiplies any number of rows. If it is, the library stays in use,
-    with one exception: a kernel multiplies up to `FEW_ROWS` rows of a wide weight if the results
-    are bitwise equal.
+    It does so where batch-invariance requires the kernels, or where they are faster. The library's
+    product is tried once per shape, with many numbers of rows. If it is not batch-invariant, the
+    kernel multiplies any number of rows. If it is, the library stays in use, with one exception: a
+    kernel multiplies up to `FEW_ROWS` rows of a wide weight if the results are bitwise equal.
 
     always: use the kernel for any number of rows, so that no library chooses one.
     dtype: the dtype of the activations, which a quantised projection does not store.
