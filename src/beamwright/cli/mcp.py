@@ -171,11 +171,13 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
         try:
             if params.name != tool.name:
                 raise InputError(f"{params.name}: no such tool; there is {tool.name}")
-            found = _found(await _solve(ctx, params.arguments or {}))
+            result = _result_fields(await _solve(ctx, params.arguments or {}))
         except (ApiError, BeamwrightError) as error:
             line = one_line(str(error)).removeprefix("search.")
             return CallToolResult(content=[TextContent(text=line)], is_error=True)
-        return CallToolResult(content=[TextContent(text=_said(found))], structured_content=found)
+        return CallToolResult(
+            content=[TextContent(text=_result_text(result))], structured_content=result
+        )
 
     @asynccontextmanager
     async def lifespan(server: Server[Loading]) -> AsyncIterator[Loading]:
@@ -227,21 +229,21 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
         job.cancel()
 
 
-def _found(solution: Solution) -> dict[str, Any]:
+def _result_fields(solution: Solution) -> dict[str, Any]:
     answers = Counter(each.answer for each in solution.candidates if each.answer is not None)
-    found = {name: getattr(solution, name) for name in _RETURNED if hasattr(solution, name)}
-    found |= {"warnings": list(solution.warnings), "tokens": solution.tokens.generated}
-    found |= {"seconds": round(solution.time.total_s, 3), "answers": dict(answers.most_common())}
-    return dict(nonfinite_as_null(found))
+    result = {name: getattr(solution, name) for name in _RETURNED if hasattr(solution, name)}
+    result |= {"warnings": list(solution.warnings), "tokens": solution.tokens.generated}
+    result |= {"seconds": round(solution.time.total_s, 3), "answers": dict(answers.most_common())}
+    return dict(nonfinite_as_null(result))
 
 
-def _said(found: Mapping[str, Any]) -> str:
+def _result_text(result: Mapping[str, Any]) -> str:
     """Return the result of a search as text for the calling model."""
-    answer, score = found["answer"], found["score"]
-    votes = ", ".join(f"{one_line(each)} ({n})" for each, n in list(found["answers"].items())[:5])
+    answer, score = result["answer"], result["score"]
+    votes = ", ".join(f"{one_line(each)} ({n})" for each, n in list(result["answers"].items())[:5])
     lines = [
-        f"No answer was stated. {found['text']}" if answer is None else f"Answer: {answer}",
+        f"No answer was stated. {result['text']}" if answer is None else f"Answer: {answer}",
         f"Score {'-' if score is None else f'{score:.3g}'}; candidates say {votes or 'nothing'}.",
-        *(f"Warning: {warning}" for warning in found["warnings"]),
+        *(f"Warning: {warning}" for warning in result["warnings"]),
     ]
     return "\n".join(lines)

@@ -107,7 +107,7 @@ def choices_of(job: SearchJob) -> list[Candidate]:
 
     At most `job.choices` candidates are returned.
     """
-    solution = job.found
+    solution = job.finished_solution
 
     def rank(candidate: Candidate) -> tuple[bool, float]:
         score = candidate.score
@@ -121,7 +121,7 @@ def finish_of(candidate: Candidate) -> str:
     return "stop" if candidate.stop in COMPLETE_STOPS else "length"
 
 
-def behind(text: str, sent: str) -> str:
+def unsent_text(text: str, sent: str) -> str:
     """Return the rest of `text` after the part that was `sent`.
 
     Raises:
@@ -228,7 +228,7 @@ def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
     completion_tokens: all tokens that the generator wrote.
     reasoning_tokens: the completion tokens that are not in a returned answer, thoughts included.
     """
-    counts = [job.found.tokens for job in jobs]
+    counts = [job.finished_solution.tokens for job in jobs]
     prompt, generated = sum(job.prompt_tokens for job in jobs), sum(c.generated for c in counts)
     returned = 0
     for job in jobs:
@@ -256,7 +256,7 @@ def search_facts(job: SearchJob, *, receipt: bool) -> dict[str, Any]:
 
     receipt: whether to include the search's receipt.
     """
-    solution = job.found
+    solution = job.finished_solution
     settings = solution.settings.search
     shown = ("answer", "score", "stop", "tokens")
     return {

@@ -244,9 +244,9 @@ class ChoicesEndpoint(Endpoint):
 
         logprobs: log-probabilities of the whole text, attached to its last chunk; or None.
         """
-        if (new := answers.behind(now.thought, sent.thought)) and self.fields.shows_thoughts:
+        if (new := answers.unsent_text(now.thought, sent.thought)) and self.fields.shows_thoughts:
             yield self._chunk(index, _thought(new))
-        if (new := answers.behind(now.said, sent.said)) or logprobs:
+        if (new := answers.unsent_text(now.said, sent.said)) or logprobs:
             yield self._chunk(index, {"content": new}, logprobs=logprobs)
 
     def _ends(self, job: SearchJob, offset: int, sent: Told) -> Iterator[bytes]:

@@ -175,14 +175,14 @@ class SearchJob:
         raise api_error(self.outcome, self.param)
 
     @property
-    def found(self) -> Solution:
+    def finished_solution(self) -> Solution:
         """The solution of a job that has succeeded."""
         assert isinstance(self.outcome, Solution)
         return self.outcome
 
     def reply(self, candidate: Candidate) -> list[Node]:
         """Return the steps of a candidate's reply, from its first step to its last."""
-        return self.found.tree.node(candidate.lineage).reply()
+        return self.finished_solution.tree.node(candidate.lineage).reply()
 
     def submit(self, solver: Engine, on_round: RoundCallback) -> None:
         """Submit the job to the solver. Slow: it tokenizes the prompt. Raises ApiError."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from beamwright.serve.answers import behind, choices_of, finish_of, told, usage
+from beamwright.serve.answers import choices_of, finish_of, told, unsent_text, usage
 from beamwright.serve.body import ITEMS, ApiError, Count, Fields, parsed
 from beamwright.serve.chat import Message, conversation
 from beamwright.serve.endpoint import Endpoint, event
@@ -138,7 +138,7 @@ class ResponsesEndpoint(Endpoint):
         """
         if not self._place:
             yield from self._begun(thought)
-        if new := behind(text, self._sent):
+        if new := unsent_text(text, self._sent):
             yield self._say("response.output_text.delta", **self._place, delta=new, logprobs=[])
         self._sent = text
 
@@ -260,7 +260,7 @@ class ScoreEndpoint(Endpoint):
         Its warnings say why the scores may be unreliable.
         """
         (job,) = self.jobs
-        solution = job.found
+        solution = job.finished_solution
         read, written = solution.tokens.verifier_prefilled, solution.tokens.verifier_generated
         return {
             "id": job.id,
