@@ -161,7 +161,8 @@ class Replica:
 def sent(error: BeamwrightError) -> BeamwrightError:
     """Return `error` in a form that every process can unpickle.
 
-    An error class that a user defined is replaced by the nearest class of `beamwright.errors`.
+    An error class that a user defined is replaced by its base class among `InputError`,
+    `NotFiniteError` and `BeamwrightError`.
     """
     if type(error).__module__ == errors.__name__:
         return error

@@ -27,7 +27,7 @@ tree.
 
 @dataclass(frozen=True)
 class Pulse:
-    """A replica's report that it is alive, with its usage."""
+    """A report that a replica is alive, with its usage."""
 
     name: str
     process: int  # process id on the replica's machine

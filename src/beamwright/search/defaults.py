@@ -1,9 +1,9 @@
 """Default strategy and verifier, which depend on each other and on the model.
 
 The bundled model has the bundled verifier and beam search. Any other model has no verifier unless
-the user names one; by default its paths then vote. Without a verifier, a strategy that needs
-scores raises an error. Models with random weights exist only to be measured: their own
-log-probabilities are the scores, and no setting is refused.
+the user names one; by default its paths then vote. Without a verifier, it is an error to choose a
+strategy that needs scores. Models with random weights exist only to be measured: their own
+log-probabilities are the scores, and no strategy is refused.
 """
 
 from __future__ import annotations

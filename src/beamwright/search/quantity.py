@@ -71,7 +71,7 @@ def _rules(name: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 def _is_one_of(words: str, word: str) -> bool:
-    """Return True if `word` is in the word list `words` of `spellings.yaml`."""
+    """Return True if `word` matches an entry of the section `words` of `spellings.yaml`."""
     return re.fullmatch("|".join(_spellings()[words].split()), word) is not None
 
 
@@ -203,9 +203,9 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
 
 
 def _is_counted(value: str, words: list[str]) -> bool:
-    """Return True if `words` begin with a counted noun, or add nothing to `value`.
+    """Return True if the words after `value` name a counted noun, or only filler words.
 
-    The noun is a plural. After 1 or a fraction any noun is accepted.
+    The noun must be a plural, unless `value` is 1 or a fraction.
     """
     phrase = list(takewhile(lambda word: not _is_one_of("preposition", word), words))
     noun = [word for word in phrase if not _is_one_of("filler", word)][-1:]

@@ -30,7 +30,7 @@ class Detect(Section):
     tensors: tuple[str, ...] = ()  # names of tensors in the weight files
     architectures: tuple[str, ...] = ()  # patterns; one matches an architecture in config.json
     token: str | None = None  # a token in the tokenizer's files
-    name: str | None = None  # regular expression for the name of the folder or on the hub
+    name: str | None = None  # regular expression for the folder's name, or the name on the hub
 
     def matches(self, folder: Path) -> bool:
         """Return True if the checkpoint in `folder` meets all conditions."""

@@ -82,7 +82,7 @@ def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> N
 
 
 class Template(Section):
-    """How the text that the verifier reads is built from a path.
+    """The format of the text that the verifier reads for a path.
 
     Special tokens are written as their text.
     """
@@ -91,14 +91,14 @@ class Template(Section):
     # first one begins with the problem and a space), and the assistant answers it with `marker`.
     # "answer": the whole answer is one assistant turn. Both chat layouts need a chat template.
     layout: Literal["text", "dialogue", "answer"] = "text"
-    bos: bool = Field(False, description="the tokenizer's bos, where it has one, goes first")
+    bos: bool = Field(False, description="begin with the tokenizer's BOS token, if it has one")
     prefix: str | None = Field(None, description="None: the checkpoint's chat template")
     system: str | None = Field(None, description="system message of the chat template")
     step_suffix: str = ""
     marker: str | None = None
-    strip: bool = Field(False, description="steps without newlines before, and blanks behind")
+    strip: bool = Field(False, description="remove newlines before, and blanks after each step")
     split: str | None = Field(None, min_length=1, description="cut steps here; each piece is read")
-    joint: bool = Field(True, description="tokens may span a step's end; False: encoded apart")
+    joint: bool = Field(True, description="tokens may span a step's end; False: encode parts alone")
 
     @model_validator(mode="after")
     def _fits_the_layout(self) -> Template:
