@@ -25,13 +25,13 @@ QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 MATH_PRM = "Qwen/Qwen2.5-Math-PRM-7B"
 RLHFLOW = "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"
 INT4 = ("--weights", "int4", "--verifier-weights", "int4")
+# In the table, whose columns are narrow; the commands below it have whole names.
 _CALLED = {
     "Skywork-o1-Open-PRM-Qwen-2.5-1.5B": "Skywork PRM 1.5B",
     "Skywork-o1-Open-PRM-Qwen-2.5-7B": "Skywork PRM 7B",
     "Qwen2.5-Math-PRM-7B": "Qwen Math PRM 7B",
     "Llama3.1-8B-PRM-Deepseek-Data": "RLHFlow PRM 8B",
 }
-"""In the table, whose columns are narrow; the commands below it have whole names."""
 _WIDTH = 80
 
 

@@ -23,8 +23,8 @@ from typing import Any
 from beamwright_lab import publish
 from beamwright_lab.common import RESULTS, commit, finish, say, table
 
+# A figure within this share of what stood there is the same.
 NEAR = 0.02
-"""A figure within this share of what stood there is the same."""
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 

@@ -29,10 +29,10 @@ from beamwright_lab.models import shown
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
+# A block of a page: its name and what it says.
 BLOCK = re.compile(
     r"^<!-- figures: (?P<name>[\w.-]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
 )
-"""A block of a page: its name and what it says."""
 Found = Mapping[str, Any]
 
 
@@ -50,17 +50,18 @@ def _on_card(card: str, shown: Callable[[Found], str]) -> str:
     return shown(read(card))
 
 
+# Whose figures pages have, by how their blocks begin: of the folders of these names in results.
 CARDS: Mapping[str, str] = {"gpu": "gpu-h100", "h200": "gpu-h200"}
-"""Whose figures pages have, by how their blocks begin: of the folders of these names in results."""
 
+# By name of a page of docs/papers, what the paper claims.
 PAPERS: Mapping[str, Sequence[Claim]] = {
     "lbs": lbs.CLAIMS,
     "flashtts": flashtts.CLAIMS,
     "decoupled": decoupled.CLAIMS,
     "asyncspade": asyncspade.CLAIMS,
 }
-"""By name of a page of docs/papers, what the paper claims."""
 
+# By name of a block, its markdown, made of any files (`read`).
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "accuracy": lambda: tables.accuracy(read("accuracy")),
     "accuracy-all": lambda: _whole(partial(tables.accuracy, more=True), "accuracy"),
@@ -92,7 +93,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     },
     **{f"claims-{name}": partial(_claims, claims) for name, claims in PAPERS.items()},
 }
-"""By name of a block, its markdown, made of any files (`read`)."""
 
 
 def pages() -> list[Path]:

@@ -29,13 +29,13 @@ from beamwright_lab.common import table
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/beamwright/beamwright"
+# Files of the repository that are pages of the site, too.
 SHOWN = {
     "CHANGELOG.md": "develop/changelog.md",
     "CONTRIBUTING.md": "develop/contributing.md",
     "SECURITY.md": "develop/security.md",
     "recipes/README.md": "guides/recipes.md",
 }
-"""Files of the repository that are pages of the site, too."""
 
 PROBLEM = (
     "Jack has 70 eggs. In April Jack gets 9 eggs. In May Jack sells 19 eggs. "
@@ -323,6 +323,7 @@ def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return table([dict(zip(heading, row, strict=True)) for row in rows], heading)
 
 
+# Pages of the reference, by name.
 GENERATED: Mapping[str, Callable[[], str]] = {
     "cli": cli_page,
     "settings": settings_page,
@@ -330,4 +331,3 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "http": http_page,
     "python": python_page,
 }
-"""Pages of the reference, by name."""

@@ -74,11 +74,10 @@ _BUILT_IN = (
 VERIFIERS: Table[TableRow] = Table(
     "model", "--verifier", "score", calls=True, taken=_BUILT_IN.split()
 )
+# Declare a verifier: a function `(problem, steps) -> float | None`, or a class with `score`.
+#
+# Such a class is made without arguments, or is a `config.Section` whose fields are its options.
 verifier = partial(declaration, VERIFIERS, TableRow)
-"""Declare a verifier: a function `(problem, steps) -> float | None`, or a class with `score`.
-
-Such a class is made without arguments, or is a `config.Section` whose fields are its options.
-"""
 
 
 def declared_values(

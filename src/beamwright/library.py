@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+# The library only takes matrix widths that are a multiple of this number.
 LANES = 16
-"""The library only takes matrix widths that are a multiple of this number."""
 _SETS = ("no vectors", "AVX2", "AVX-512 VNNI")
 _ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # torch's names for them
 _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p

@@ -67,6 +67,7 @@ DECIDE: dict[str, list[Any]] = {
     "verifier": [None, "logprob", "logprob"],
     "seed": [0, 61],
 }
+# What may not change a tree; of KV memory, times the least that a path needs.
 FREE: dict[str, list[Any]] = {
     "schedule": [None, None, None, None, None, "locality", "in-gpu", "layerwise"],
     "kv_memory": [0.8, 1.0, 1.0, 1.0, 1.05, 1.3, 2.0, 4.0, None],
@@ -80,7 +81,6 @@ FREE: dict[str, list[Any]] = {
     "max_batch": [1, 3, None, None, None],
     "planner": ["greedy", None, None, None],
 }
-"""What may not change a tree; of KV memory, times the least that a path needs."""
 PLAINEST = {"schedule": "locality", "batching": "continuous", "speculation": "off"}
 
 CELLS: Mapping[str, Options] = {

@@ -41,6 +41,7 @@ _BUDGETS = ("30KiB", "60KiB", "120KiB", "300KiB", "600KiB", "1MiB", "2MiB", "4Mi
 
 PLAIN: Mapping[str, Any] = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
 
+# What may not change the tree, but for `speculation=truncate`.
 FREE: Mapping[str, Sequence[Any]] = {
     # LBS
     "schedule": ["auto", "auto", "locality", "locality", "in-gpu", "layerwise"],
@@ -69,10 +70,9 @@ FREE: Mapping[str, Sequence[Any]] = {
     # what came behind the papers, and meets them
     "drafts": ["off", "off", "auto", "3"],
 }
-"""What may not change the tree, but for `speculation=truncate`."""
 
+# What computes KV in another order: promised in float64.
 _ELSEWHERE = {"evict": "recompute", "attention": "dense"}
-"""What computes KV in another order: promised in float64."""
 
 
 def drawn(number: int, seed: int) -> tuple[Options, Options, int]:
@@ -201,8 +201,8 @@ def _check_empty(solver: Solver) -> None:
         assert not use.used_bytes, f"{level}: {use.used_bytes} bytes are still held"
 
 
+# A set that takes so long hangs: where, is printed.
 _HANGS_S = 300
-"""A set that takes so long hangs: where, is printed."""
 
 GOOD = ("equal", "truncated", "refused", "capacity", "inexact")
 

@@ -20,15 +20,15 @@ from beamwright_lab.common import table
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "beyond the paper"]
 Found = Mapping[str, Any]
+# Our figures in words, and what they say of the claim.
 Judged = tuple[str, Verdict]
-"""Our figures in words, and what they say of the claim."""
 Judge = Callable[[Found], Judged]
 
+# The file, the recipe and the test of what is not built.
 NONE = "none"
-"""The file, the recipe and the test of what is not built."""
 
+# A figure within this share of the paper's is the paper's.
 NEAR = 0.1
-"""A figure within this share of the paper's is the paper's."""
 
 KEY = (
     "*Reproduced*: our figure is within a tenth of the paper's, or its statement holds. *Partly*: "

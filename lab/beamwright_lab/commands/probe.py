@@ -27,8 +27,8 @@ from beamwright.verify.find import check_models
 if TYPE_CHECKING:
     from beamwright_lab.commands.probe_fit import FinishedPath
 
+# Of a run's settings: what a hidden state depends on.
 _KEPT = ("model", "device", "dtype", "decoder", "attention", "context", "weights", "kv_dtype")
-"""Of a run's settings: what a hidden state depends on."""
 _OPTIONS = ("model", "device", "dtype", "weights", "memory", "seed")
 _FIGURES = ("paths", "right", "auc", "auc_within_problem", "brier", "brier_of_the_mean", "ece")
 

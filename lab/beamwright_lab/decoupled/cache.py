@@ -39,8 +39,8 @@ from beamwright_lab.simulator.victims import Victims
 
 GIB = 2**30
 GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"
+# Each card with how many problems are in flight there.
 CARDS = {"rtx-4090": 16, "a100-80gb": 64}
-"""Each card with how many problems are in flight there."""
 SPLITS = {
     "rtx-4090": (0.125, 0.14, 0.16, 0.18, 0.20, 0.22, 0.24, 0.26, 0.28, 0.29),
     "a100-80gb": (0.05, 0.06, 0.08, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7),

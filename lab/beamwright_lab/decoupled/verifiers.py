@@ -34,13 +34,13 @@ COLUMNS = (
 )  # fmt: skip
 
 
+# Hidden size and layers of a random verifier, and whether OMP_NUM_THREADS is 1.
 CASES: dict[str, tuple[tuple[int, int] | None, bool]] = {
     "bundled": (None, False),
     "19M": ((512, 6), False),
     "57M": ((768, 8), False),
     "57M, one thread": ((768, 8), True),
 }
-"""Hidden size and layers of a random verifier, and whether OMP_NUM_THREADS is 1."""
 
 
 def random_verifier(hidden: int, layers: int) -> Path:

@@ -25,8 +25,8 @@ _COLUMNS = (
     *("accepted a pass", "tokens/s", "faster", "equal trees"),
 )
 
+# A side's solutions, and seconds of each round.
 Measured = tuple[list[Solution], list[float]]
-"""A side's solutions, and seconds of each round."""
 
 
 class Replayed(Drafts):

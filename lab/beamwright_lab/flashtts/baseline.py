@@ -29,8 +29,8 @@ from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 CARD = "rtx-4090"
 BEAMS = (8, 16, 64, 128, 256, 512)
+# Share of the card's 24 GB that each pair gets (section 6.1).
 MEMORY: Mapping[str, float] = MappingProxyType({"1.5B+1.5B": 0.4, "1.5B+7B": 0.9, "7B+1.5B": 0.9})
-"""Share of the card's 24 GB that each pair gets (section 6.1)."""
 
 # --- frozen: the rules ------------------------------------------------------------------------
 

@@ -312,6 +312,7 @@ def memory_rows(work: Workload, num_beams: int, sizes: Sequence[float]) -> list[
 
 # --- Figures 3, 5 left and 11: methods --------------------------------------------------------
 
+# What each method of Figure 11 has besides its name, and best-of-n of Figures 3 and 5.
 METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "best-of-n": {},
@@ -322,7 +323,6 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "varying": {"step_limits": VARYING_LIMITS},
     }
 )
-"""What each method of Figure 11 has besides its name, and best-of-n of Figures 3 and 5."""
 
 
 def made_up(work: Workload, search: str, num_beams: int, seed: int) -> SyntheticSearch:

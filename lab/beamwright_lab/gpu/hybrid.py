@@ -73,13 +73,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
     },
 }
+# 1.6B.
 LARGE = {
     **{"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "head_dim": 256},
     **{"num_key_value_heads": 2, "intermediate_size": 6144, "vocab_size": 151936},
     **{"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128},
     **{"linear_value_head_dim": 128, "max_position_embeddings": 4096},
 }
-"""1.6B."""
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ class Noted:
         return found
 
 
+# Operations that bring what the host has to the card, which a captured step must not.
 _BRINGS = ("copy_", "index", "index_put_", "index_select")
-"""Operations that bring what the host has to the card, which a captured step must not."""
 
 
 class _Operations(TorchDispatchMode):

@@ -15,8 +15,8 @@ from beamwright_lab.gpu.context import Context, is_fatal
 from beamwright_lab.gpu.roofline import Steps, plain_paths
 from beamwright_lab.gpu.sides import SMOKE, USUAL, Case, Side, timed
 
+# Each gives its sides for a context and a case.
 OTHERS = (transformers_side.sides, llama_side.sides)
-"""Each gives its sides for a context and a case."""
 _OURS_S = 5.0
 
 

@@ -349,6 +349,7 @@ def _at_peak(row: Found, points: Sequence[Found], peak: float | None) -> float |
     return round(row["speedup"] * min(1.0, base["h2d_bytes"] / base["time_s"] / peak), 2)
 
 
+# By the end of a block's name, what it shows.
 BLOCKS: Mapping[str, Callable[[Found], str]] = {
     "sentence": sentence,
     "machine": machine,
@@ -363,4 +364,3 @@ BLOCKS: Mapping[str, Callable[[Found], str]] = {
     "split": split,
     "speculation": speculation,
 }
-"""By the end of a block's name, what it shows."""

@@ -257,11 +257,11 @@ def figure_13(quick: bool) -> Iterator[Line]:
             yield Line("13", what, f"up to {paper}", f"up to {max(found):.2f}", verdict(hit), why)
 
 
+# 6 and 8 are drawings.
 FIGURES: dict[int, Callable[[bool], Iterator[Line]]] = {
     4: figure_4, 5: figure_5, 7: figure_7, 9: figure_9, 10: figure_10, 11: figure_11,
     12: figure_12, 13: figure_13,
 }  # fmt: skip
-"""6 and 8 are drawings."""
 
 
 # --- what depends on the fit -----------------------------------------------------------------

@@ -43,6 +43,7 @@ _COMMON: Mapping[str, Any] = {
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
 }
 
+# By `model_type`, what of a config differs from the sizes that all have; None: left out.
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     # What the own decoder knows.
     "llama": {},
@@ -141,9 +142,8 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5_text": dict(_LINEAR),
     "qwen3_next": {**_LINEAR, **_MOE, "shared_expert_intermediate_size": 32},
 }
-"""By `model_type`, what of a config differs from the sizes that all have; None: left out."""
+# Whose routers have equal rows in pairs: two experts tie for every token.
 TIED_ROUTERS = ("qwen3_moe",)
-"""Whose routers have equal rows in pairs: two experts tie for every token."""
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:

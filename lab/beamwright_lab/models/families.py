@@ -23,12 +23,12 @@ from beamwright_lab.models.checkpoints import ARCHITECTURES
 from beamwright_lab.models.family import report
 from beamwright_lab.models.shown import family_rows, refusals, verdict
 
+# What the own decoder knows: each of them with `transformers`' modules, too.
 OWN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "opt")
-"""What the own decoder knows: each of them with `transformers`' modules, too."""
 _PROCESSES = get_context("forkserver")  # each begins where the imports are over
 _PROCESSES.set_forkserver_preload(["beamwright_lab.models.family"])
+# Rows of a run that is not over: it goes on from there.
 PARTLY = RESULTS / "families-partly.json"
-"""Rows of a run that is not over: it goes on from there."""
 
 
 def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str, Any]:

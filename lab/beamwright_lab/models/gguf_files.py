@@ -14,6 +14,7 @@ import torch
 _ALIGNMENT = 32
 _KINDS = {"F32": 0, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
 _KINDS |= {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
+# What a file's matrices are in, and what those that need more bits.
 MIXES = {
     "BF16": ("BF16", "BF16"),
     "Q8_0": ("Q8_0", "Q8_0"),
@@ -21,7 +22,6 @@ MIXES = {
     "Q5_K_M": ("Q5_K", "Q6_K"),
     "Q6_K": ("Q6_K", "Q6_K"),
 }
-"""What a file's matrices are in, and what those that need more bits."""
 _SHORT = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # for widths that have no long blocks
 _LONG_BLOCK = 256
 _NAMES = {
@@ -96,6 +96,7 @@ def q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([*shown, _bytes(whole)], dim=1)
 
 
+# Values of a block, and blocks float32 [n, values] to bytes [n, bytes].
 QUANTISE: Mapping[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Q5_0": (32, q5_0),
     "Q8_0": (32, q8_0),
@@ -104,7 +105,6 @@ QUANTISE: Mapping[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Q5_K": (_LONG_BLOCK, partial(q_k, 5)),
     "Q6_K": (_LONG_BLOCK, q6_k),
 }
-"""Values of a block, and blocks float32 [n, values] to bytes [n, bytes]."""
 
 
 def kind_of(name: str, weight: torch.Tensor, mix: str) -> str:

@@ -153,6 +153,7 @@ def _gptq_config(**more: Any) -> Mapping[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, **more}
 
 
+# By a format's name, of folders.
 PACKINGS: Mapping[str, Packing] = {
     "AWQ": Packing(
         awq,
@@ -199,4 +200,3 @@ PACKINGS: Mapping[str, Packing] = {
         },
     ),
 }
-"""By a format's name, of folders."""

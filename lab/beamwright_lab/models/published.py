@@ -50,8 +50,8 @@ _TEXT = (
 )
 _TOKENS, _ROWS = 768, 64
 _BEGIN = {"gemma": (2,)}  # <bos>
+# Behind each token but the last: the log-probability of the next one, and the best token.
 Predicted = list[tuple[float, int]]
-"""Behind each token but the last: the log-probability of the next one, and the best token."""
 
 
 def predicted(

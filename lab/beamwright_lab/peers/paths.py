@@ -48,8 +48,8 @@ from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
 from beamwright_lab.peers.adapters.worker import LLAMA_PYTHON, PEERS_PYTHON, Worker
 from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
 
+# How weights are kept of a folder that all sides load, and the GGUF file of it, if there is.
 KINDS = {"float32": None, "bfloat16": "BF16", "int8": "Q8_0"}
-"""How weights are kept of a folder that all sides load, and the GGUF file of it, if there is."""
 COLUMNS = (
     *("weights", "n", "beside", "side", "tokens/s", "best", "peak GiB", "read share"),
     *("s median", "s min"),

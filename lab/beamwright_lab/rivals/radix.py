@@ -10,8 +10,8 @@ from itertools import count
 
 from beamwright.tree import Lineage
 
+# When a step is needed next; infinite if never.
 NextUse = Callable[[Lineage], float]
-"""When a step is needed next; infinite if never."""
 
 
 @dataclass(eq=False)

@@ -32,9 +32,9 @@ class Work:
         return cls(seconds, seconds, seconds)
 
 
+# Of a path and token, between captured passes: that card's step of 1.5B less its replay, at 16, 64
+# and 256 paths (docs/log/2026-11.md#what-stands-between-kernels).
 HOST_ROW_S = 4.5e-6
-"""Of a path and token, between captured passes: that card's step of 1.5B less its replay, at 16, 64
-and 256 paths (docs/log/2026-11.md#what-stands-between-kernels)."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Drafts:
     drafted: float
 
 
+# Of the rows, those that get drafts, where arithmetic has no room for all.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the rows, those that get drafts, where arithmetic has no room for all."""
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ ENGINES: Mapping[str, EngineRules] = MappingProxyType(
         ),
     }
 )
+# Engines that exist; the strongest of them is the fair baseline.
 FAIR = ("vllm", "vllm-offload", "sglang", "sglang-hicache", "sglang-write-back")
-"""Engines that exist; the strongest of them is the fair baseline."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 from beamwright_lab.simulator.clock import VirtualClock
 
+# The kind of a transfer of a recurrent layer's state.
 STATE = "state"
-"""The kind of a transfer of a recurrent layer's state."""
+# Seconds of a transfer of so many bytes in so many pieces.
 TransferSeconds = Callable[[int, int, Direction], float]
-"""Seconds of a transfer of so many bytes in so many pieces."""
 
 
 class VirtualLink:

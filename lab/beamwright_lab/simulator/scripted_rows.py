@@ -20,8 +20,8 @@ from beamwright_lab.simulator.residency import SimulatedResidency
 
 _FORWARDED = object()
 
+# Blocks in use at one moment after the other.
 Moments = list[dict[Segment, int]]
-"""Blocks in use at one moment after the other."""
 
 
 class ScriptedRows:

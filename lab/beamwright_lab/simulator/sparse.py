@@ -19,8 +19,8 @@ from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.replay import path_ends
 from beamwright_lab.studies.sparse import Host, RankSeconds, SparseLoad, host_ranks
 
+# That are simulated of a stretch of equal tokens: the pipeline is full in the second half.
 _TOKENS = 8
-"""That are simulated of a stretch of equal tokens: the pipeline is full in the second half."""
 
 
 @dataclass(frozen=True)

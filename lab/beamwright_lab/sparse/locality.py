@@ -34,8 +34,8 @@ BUNDLED = Path(beamwright.__file__).parent / "bundled"
 SHARE = 1 / 8
 DISTANCES = (1, 16)
 READINGS = {"text": weigh, "printed": weigh_as_printed, "ridge": weigh_by_ridge}
+# What is read, and the solution whose tokens count.
 Text = tuple[str, str]
-"""What is read, and the solution whose tokens count."""
 
 
 class Probe:

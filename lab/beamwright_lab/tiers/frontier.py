@@ -39,8 +39,8 @@ from beamwright_lab.tiers.searches import (
 GIB = 2**30
 PERCENT = (100, 50, 25, 10)
 OURS = "Beamwright"
+# Ways to batch; auto is the default, and the others are what it chooses from.
 BATCHINGS = tuple(get_args(ScheduleSettings.model_fields["batching"].annotation))
-"""Ways to batch; auto is the default, and the others are what it chooses from."""
 HEADINGS = {
     "vllm": "vLLM",
     "vllm-offload": "vLLM, offload",
@@ -48,8 +48,8 @@ HEADINGS = {
     "sglang-hicache": "SGLang, HiCache",
     "sglang-write-back": "the same, write-back",
 }
+# Of the engines, those that have been the fastest anywhere: levers are given to these alone.
 _STRONGEST = ("vllm-offload", "sglang", "sglang-hicache")
-"""Of the engines, those that have been the fastest anywhere: levers are given to these alone."""
 _AMPLE_BYTES = 2**42
 
 Row = Mapping[str, Any]

@@ -32,11 +32,11 @@ SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
 
 _ELEMENT_BYTES = 2
 
+# Measured on the bundled pair (n = 16): from the tree, siblings that are being written included; a
+# suffix of at least two tokens, at most four drafts.
 OWN_DRAFTS = Drafts(0.49, 1.7)
-"""Measured on the bundled pair (n = 16): from the tree, siblings that are being written included;
-a suffix of at least two tokens, at most four drafts."""
+# The same from complete requests alone, which vLLM's suffix cache takes.
 RIVALS_DRAFTS = Drafts(0.33, 1.7)
-"""The same from complete requests alone, which vLLM's suffix cache takes."""
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
 
+# Backends in plain torch, which run on any device.
 BACKENDS: dict[str, type[ReferenceAttention] | type[DenseAttention] | type[TreeAttention]] = {
     "reference": ReferenceAttention,
     "dense": DenseAttention,
     "tree": TreeAttention,
 }
-"""Backends in plain torch, which run on any device."""
 
+# Names of the backends that run `tree` and `dense` in Triton kernels.
 KERNEL_BACKENDS = ("triton-tree", "triton-dense")
-"""Names of the backends that run `tree` and `dense` in Triton kernels."""
 
 _CPU = torch.device("cpu")
 

@@ -19,11 +19,10 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import SessionTail
 from beamwright.library import Attention
 
+# Per layer, the number of its group and its index among the layers of the group.
+#
+# A layer that reuses the KV of another layer has the entry of that layer.
 Places = Mapping[int, tuple[int, int]]
-"""Per layer, the number of its group and its index among the layers of the group.
-
-A layer that reuses the KV of another layer has the entry of that layer.
-"""
 
 
 def to_each(name: str) -> Callable[..., None]:

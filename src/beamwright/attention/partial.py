@@ -19,8 +19,8 @@ KEY_MULTIPLE = 16
 
 HALF = (torch.float16, torch.bfloat16)
 
+# The context of a part of the keys, and its log-sum-exp.
 Partial = tuple[Tensor, Tensor]
-"""The context of a part of the keys, and its log-sum-exp."""
 
 
 def round_up(count: int, multiple: int) -> int:

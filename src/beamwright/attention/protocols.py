@@ -22,13 +22,12 @@ from beamwright.library import Attention
 class AttentionView:
     """The KV of a fixed batch of rows, which a model reads and extends layer by layer."""
 
+    # True if the model calls `foresee` before each layer.
     looks_ahead: bool = False
-    """True if the model calls `foresee` before each layer."""
+    # The states of recurrent layers, see `models.recurrent`.
+    #
+    # None: rows start from zero states, and their states are not kept.
     states: Any = None
-    """The states of recurrent layers, see `models.recurrent`.
-
-    None: rows start from zero states, and their states are not kept.
-    """
 
     def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any:
         """Store the keys and values of the current tokens, and return their attention context.
@@ -114,29 +113,29 @@ class AttentionBackend:
     """A way to compute attention; makes views over stored paths."""
 
     name: str
+    # The most tokens in a row's tail. The tokens of a full tail are sealed: they are stored in
+    # blocks, and attention reads them as part of the row's path.
     tail_tokens: int
-    """The most tokens in a row's tail. The tokens of a full tail are sealed: they are stored in
-    blocks, and attention reads them as part of the row's path."""
+    # (store, paths, tail) to a view for one token per row. If the backend has a workspace, it is
+    # the fourth argument.
     decode_view: Callable[..., DecodeView]
-    """(store, paths, tail) to a view for one token per row. If the backend has a workspace, it is
-    the fourth argument."""
+    # (store, paths, lengths) to a view for `lengths[i]` new tokens after path i.
     prefill_view: Callable[..., AttentionView]
-    """(store, paths, lengths) to a view for `lengths[i]` new tokens after path i."""
+    # True if every beam reads its own copy of its path (the LBS paper's layout).
     copies_per_beam: bool = False
-    """True if every beam reads its own copy of its path (the LBS paper's layout)."""
+    # True if the decode views implement `spread`.
     spreads: bool = False
-    """True if the decode views implement `spread`."""
+    # True if decode views write a token's KV directly into blocks; the tail then only holds the
+    # addresses of these blocks.
     writes_blocks: bool = False
-    """True if decode views write a token's KV directly into blocks; the tail then only holds the
-    addresses of these blocks."""
+    # True if prefill views can write KV to the pool themselves.
     keeps: bool = False
-    """True if prefill views can write KV to the pool themselves."""
+    # True if decode views hold addresses of blocks in the pool, so that a view must be rebuilt when
+    # blocks move. Other decode views hold copies of the KV.
     holds_places: bool = False
-    """True if decode views hold addresses of blocks in the pool, so that a view must be rebuilt
-    when blocks move. Other decode views hold copies of the KV."""
+    # The backend that the start-up self-test checks instead of this wrapper; None if this backend
+    # is not a wrapper.
     tested: AttentionBackend | None = None
-    """The backend that the start-up self-test checks instead of this wrapper; None if this backend
-    is not a wrapper."""
 
     def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> SessionTail:
         """Make the tail for the layers of `group`; `stays` is explained in `RowTails`."""
@@ -152,8 +151,8 @@ class AttentionBackend:
         raise NotImplementedError
 
 
+# (host pool, compute device, link, device budget) to a store that keeps all KV on the host.
 StoreMaker = Callable[[BlockPool, torch.device, Link, ByteBudget], SegmentStore]
-"""(host pool, compute device, link, device budget) to a store that keeps all KV on the host."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail, padded_path
 
 Table = npt.NDArray[np.int64]
+# Number of keys in the smallest size class.
 LEAST_KEYS = 32
-"""Number of keys in the smallest size class."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,10 @@ class WrittenLayers(LayerSource):
         return self._kv.pick((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
 
 
+# (store, entries, tokens per entry) to a source of the packed entries, see `pack`.
+#
+# The function decides on which tier the layers reside.
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
-"""(store, entries, tokens per entry) to a source of the packed entries, see `pack`.
-
-The function decides on which tier the layers reside.
-"""
 
 
 # --- segments that rows share ------------------------------------------------------------------
@@ -266,8 +265,8 @@ class SeenPart:
     """A segment with its visible tokens, and the rows that read exactly these tokens."""
 
     part: PathPart
+    # (row, index of the segment in the row's path) for each row.
     rows: list[tuple[int, int]] = field(default_factory=list)
-    """(row, index of the segment in the row's path) for each row."""
     num_tokens: int = 0  # number of new tokens of all these rows
 
     @property

@@ -42,8 +42,8 @@ from beamwright.kv.store import SegmentStore
 
 Table = npt.NDArray[np.int64]
 
+# The most padding tokens of a product; more of them would cost as much as a second product.
 SPARE_TOKENS = 128
-"""The most padding tokens of a product; more of them would cost as much as a second product."""
 
 
 @dataclass
@@ -54,16 +54,16 @@ class _Product:
     token.
     """
 
+    # Sealed keys and values; None for new tokens, which attend to new tokens of their own row.
     layers: LayerSource | None
-    """Sealed keys and values; None for new tokens, which attend to new tokens of their own row."""
+    # The query token of each slot [item, slot]. Padding repeats a token and is never read.
     tokens: Tensor
-    """The query token of each slot [item, slot]. Padding repeats a token and is never read."""
+    # Additive mask: [item, 1, 1, key] for sealed keys, [1, 1, slot, key] for new keys, and [item,
+    # 1, slot, key] for sealed keys with a window. `_allocate` repeats the slots for all query heads
+    # of a group.
     mask: Tensor
-    """Additive mask: [item, 1, 1, key] for sealed keys, [1, 1, slot, key] for new keys, and
-    [item, 1, slot, key] for sealed keys with a window. `_allocate` repeats the slots for all query
-    heads of a group."""
+    # True for queries outside the window of all keys [item, slot * group]; None without one.
     blind: Tensor | None = None
-    """True for queries outside the window of all keys [item, slot * group]; None without one."""
 
 
 class TreePrefill(AttentionView):

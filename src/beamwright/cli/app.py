@@ -19,12 +19,13 @@ from beamwright.io import installed_entry_points
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
+# Entry point group through which installed packages add commands, such as the lab's `simulate`.
 _GROUP = "beamwright.commands"
-"""Entry point group through which installed packages add commands, such as the lab's `simulate`."""
 
+# Module, function and summary of a subcommand; the module is imported only if the command runs.
 _Row = tuple[str, str, str]
-"""Module, function and summary of a subcommand; the module is imported only if the command runs."""
 
+# Built-in subcommands by name: module in this package, function and summary.
 _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
     {
         "demo": ("demo", "demo", "Solve the bundled problem by search, and by a vote."),
@@ -39,8 +40,8 @@ _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
         "doctor": ("doctor", "doctor", "Check this machine, a checkpoint, or a verifier."),
     }
 )
-"""Built-in subcommands by name: module in this package, function and summary."""
 
+# Summaries of the commands that exist if the lab package is installed.
 _LAB = MappingProxyType(
     {
         "probe": "Train a verifier inside the generator, from finished runs.",
@@ -48,7 +49,6 @@ _LAB = MappingProxyType(
         "Loads no model.",
     }
 )
-"""Summaries of the commands that exist if the lab package is installed."""
 
 
 def make_app() -> typer.Typer:

@@ -57,22 +57,22 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "seed": {"type": "integer", "description": "Equal seeds give equal trees."},
     "deadline_s": {"type": "number", "description": "Then the best so far is the answer."},
 }
+# JSON schema of the tool's arguments. Arguments that a call omits keep the server's settings. The
+# queue checks the limits.
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": _GIVEN,
     "required": ["problem"],
     "additionalProperties": False,
 }
-"""JSON schema of the tool's arguments. Arguments that a call omits keep the server's settings. The
-queue checks the limits."""
 
+# JSON types of the tool's result. answers: the number of candidates for each answer, the most
+# frequent answer first.
 _RETURNED: dict[str, Any] = {
     **{"answer": ["string", "null"], "text": "string", "score": ["number", "null"]},
     **{"tree_hash": "string", "seed": "integer", "rounds": "integer", "warnings": "array"},
     **{"tokens": "integer", "seconds": "number", "answers": "object"},
 }
-"""JSON types of the tool's result. answers: the number of candidates for each answer, the most
-frequent answer first."""
 
 
 @with_settings()

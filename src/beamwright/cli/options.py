@@ -57,8 +57,8 @@ _COMMON = frozenset((
 ))  # fmt: skip
 _ONE_BY_ONE = "stop_strings"  # a list: the option is repeated, once for each item
 _ESCAPED = ("delimiter", "stop_strings", "close_message")
+# Options by name, each as its type and the value that `option` returns.
 _Typed = Mapping[str, tuple[Any, Any]]
-"""Options by name, each as its type and the value that `option` returns."""
 
 
 def option(

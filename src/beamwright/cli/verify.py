@@ -42,12 +42,14 @@ if TYPE_CHECKING:
 
 # Scores are not part of the tree hash, and may differ this much (docs/concepts/sameness.md).
 _SCORE_TOLERANCE = 1e-4
+# Fields that a file may hold next to a receipt, to be compared; `solve --json` also has
+# `candidates`.
 _SAID = ("problem", "seed", "answer", "text", "score", "stop", "rounds", "tree_hash")
-"""Fields that a file may hold next to a receipt, to be compared; `solve --json` also has
-`candidates`."""
 _OF_TREE = ("problem", "seed", "rounds", "tree_hash")
 _RECOMPUTED = "KV that was computed again"
 _SHOWN = 10  # digits of a tree hash in readable output
+# Options of `verify`: where the models are, and options that change only the time or the last bits
+# of scores.
 _OPTIONS = (
     *("model", "verifier", "chat_template", "template_args", "device", "attention", "sparse_home"),
     *(
@@ -57,8 +59,6 @@ _OPTIONS = (
         if not option_extra(each, "recipe_only")
     ),
 )
-"""Options of `verify`: where the models are, and options that change only the time or the last bits
-of scores."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 from beamwright.protocols import RoundReport
 from beamwright.tree import Node, SearchTree
 
+# A lineage without the problem's id.
 Ordinals = tuple[str | int, ...]
-"""A lineage without the problem's id."""
 
 # Attributes of `Node` that are not sent, because the copy builds its own or needs none.
 _LINKS = ("lineage", "parent", "root", "_follows", "children", "handles", "speculative")

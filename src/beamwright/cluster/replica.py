@@ -25,14 +25,13 @@ from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 from beamwright.tree import SearchTree
 
+# Number of consecutive searches with a bug after which the replica counts as broken.
 MOST_BUGS = 3
-"""Number of consecutive searches with a bug after which the replica counts as broken."""
 
+# Seconds without a call of `pulse` after which a replica ends its application.
+#
+# A server that was killed cannot end its replicas itself.
 ABANDONED_S = 120.0
-"""Seconds without a call of `pulse` after which a replica ends its application.
-
-A server that was killed cannot end its replicas itself.
-"""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from typing import Any, Literal
 
 from beamwright.counters import Usage
 
+# What a replica sends in addition to a search's solution.
+#
+# "rounds": the changes of the tree after each round. "tree": the whole tree at the end. "nothing":
+# no tree.
 Tells = Literal["rounds", "tree", "nothing"]
-"""What a replica sends in addition to a search's solution.
-
-"rounds": the changes of the tree after each round. "tree": the whole tree at the end. "nothing": no
-tree.
-"""
 
 
 @dataclass(frozen=True)

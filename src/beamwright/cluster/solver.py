@@ -48,28 +48,28 @@ from beamwright.solver.request import (
 from beamwright.solver.solution import Solution
 from beamwright.tree import Problem
 
+# Number of replicas that may die during one search; then it fails, as it probably kills them.
 MOST_DEATHS = 3
-"""Number of replicas that may die during one search; then it fails, as it probably kills them."""
 
+# Timeout in seconds of a cancelled search if its replica does not answer.
 CANCEL_S = 20.0
-"""Timeout in seconds of a cancelled search if its replica does not answer."""
 
+# Grace period in seconds, after a search's deadline, for a replica to start the search.
 _PLACE_S = 30.0
-"""Grace period in seconds, after a search's deadline, for a replica to start the search."""
 
 Outcome = Solution | BaseException
 
+# Seconds between two checks of the replicas.
 PULSE_S = 2.0
-"""Seconds between two checks of the replicas."""
 
+# Timeout of `solve_many` in seconds without a live replica; at least twice their loading time.
 _ABSENT_S = 60.0
-"""Timeout of `solve_many` in seconds without a live replica; at least twice their loading time."""
 
+# Candidates per replica with decoupled exploration, whose passes have no usual number of rows.
 _DECOUPLED_ROWS = 1024
-"""Candidates per replica with decoupled exploration, whose passes have no usual number of rows."""
 
+# Seconds between two checks of `solve_many` for live replicas.
 _WAIT_S = 1.0
-"""Seconds between two checks of `solve_many` for live replicas."""
 
 
 class RemoteSearch:

@@ -29,14 +29,14 @@ from beamwright.protocols import Parking, Plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
 
+# Candidates of all problems together that keep most devices busy.
 USUAL_ROWS = 64
-"""Candidates of all problems together that keep most devices busy."""
 
+# Largest share of the time spent waiting for the link at which another tree is admitted.
 _MOST_STALLED = 0.05
-"""Largest share of the time spent waiting for the link at which another tree is admitted."""
 
+# `USUAL_ROWS` for a remote generator, which has its own batch, memory and queue.
 REMOTE_ROWS = 256
-"""`USUAL_ROWS` for a remote generator, which has its own batch, memory and queue."""
 
 
 # --- trees ---------------------------------------------------------------------------------------

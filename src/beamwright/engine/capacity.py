@@ -20,8 +20,8 @@ from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand
 from beamwright.tree import Node, SearchTree
 
+# Most tokens of a row per iteration; rows join and leave between iterations.
 ITERATION_TOKENS = 16
-"""Most tokens of a row per iteration; rows join and leave between iterations."""
 _FIRST_GUESS = 32  # tokens of a step before any step is complete
 _MARGIN = 1.25  # of the expected length over the mean length
 _LEAST_BEGUN = 2  # fewest tokens that a child begins with

@@ -35,8 +35,8 @@ from beamwright.tree import Node, NodeState
 
 _PIECE_TOKENS = 4 * CHUNK_TOKENS  # most tokens of a node that one prefill forwards
 
+# Function that computes and stores the KV of requests; returns each one's last hidden state.
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
-"""Function that computes and stores the KV of requests; returns each one's last hidden state."""
 
 
 class Unfinished(Exception):

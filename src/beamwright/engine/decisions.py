@@ -40,8 +40,8 @@ from beamwright.tree import Node, NodeState, SearchTree
 _ACTIONS = (Extend, Ask, Prune, Complete, Finish)
 _SETTLED = "the vote was settled (--stop-votes)"
 
+# A user's stop function: returns why a tree with a scored round ends here; None to go on.
 StopFunction = Callable[[SearchTree], str | None]
-"""A user's stop function: returns why a tree with a scored round ends here; None to go on."""
 
 # --- checks of policies -----------------------------------------------------------------------
 

@@ -25,10 +25,10 @@ from beamwright.models.decoder import ROW_MULTIPLE, padded_rows
 from beamwright.tree import Node
 from beamwright.tree.node import Lineage
 
+# Lengths of the suffixes that are looked up, the longest first.
 SUFFIXES = (8, 6, 4, 3, 2)
-"""Lengths of the suffixes that are looked up, the longest first."""
+# Most tokens of a tree that are indexed; each takes about half a kilobyte.
 MOST_TOKENS = 1 << 16
-"""Most tokens of a tree that are indexed; each takes about half a kilobyte."""
 AUTO_DRAFTS = 8  # most drafted tokens of a row with `--drafts auto`
 _LONGEST = SUFFIXES[0]
 _KNEE = 32  # initial guess: a pass of no rows takes as long as this many rows

@@ -28,14 +28,14 @@ from beamwright.protocols import Event, StepWriter, Verifier, traits_of
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, by_root
 
+# Most steps of several trees in one call of a verifier that is a model, per `--explore`.
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
-"""Most steps of several trees in one call of a verifier that is a model, per `--explore`."""
 
+# Grace period in seconds before a thread in an unneeded call of a user's verifier is abandoned.
 PATIENCE_S = 1.0
-"""Grace period in seconds before a thread in an unneeded call of a user's verifier is abandoned."""
 
+# The generator (None if it is remote), and for each verifier its model, if it has one.
 Models = Sequence[TreeModel | None]
-"""The generator (None if it is remote), and for each verifier its model, if it has one."""
 
 
 class Lane:

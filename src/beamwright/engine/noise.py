@@ -39,11 +39,11 @@ _FEWER = 0.01  # share above which selecting the tokens takes longer than hashin
 _NEAR = 4.0  # distance of scaled logits below the largest one that counts as likely
 _TRIED_FIRST = 256  # tokens with the most noise that are tried first if many are likely
 
+# A hash word per token [tokens]; its upper `NOISE_BITS` bits make the token's noise.
 HashWords: TypeAlias = npt.NDArray[np.uint32]
-"""A hash word per token [tokens]; its upper `NOISE_BITS` bits make the token's noise."""
 Logits: TypeAlias = npt.NDArray[np.float32]
+# Token ids in ascending order.
 TokenIds: TypeAlias = npt.NDArray[np.int64]
-"""Token ids in ascending order."""
 
 
 def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:

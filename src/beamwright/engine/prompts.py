@@ -19,11 +19,10 @@ from beamwright.tree import Conversation, Node, Problem, RawPrompt, SearchTree, 
 
 _SYNTHETIC_SEED = 20_26
 _MOST_COUNTED = 1 << 15  # a prompt that is too long is counted up to this many tokens
+# The prompt that Qwen2.5-Math was trained with; other models understand it.
+#
+# It makes models write steps that process reward models know, and answers in a box.
 DEFAULT_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
-"""The prompt that Qwen2.5-Math was trained with; other models understand it.
-
-It makes models write steps that process reward models know, and answers in a box.
-"""
 
 
 def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:

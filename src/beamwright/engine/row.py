@@ -21,8 +21,8 @@ from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import Node, StopReason, TopTokens
 
+# Key of `Node.handles` under which a node's `GeneratorState` is kept.
 OWNER = "generator"
-"""Key of `Node.handles` under which a node's `GeneratorState` is kept."""
 _LONGEST_DELIMITER = 256  # bytes
 
 # --- how a tree's steps are sampled, and where they end -------------------------------------------

@@ -159,8 +159,8 @@ def confidence(logprobs: Tensor) -> Tensor:
     return -logprobs.topk(min(_LIKELIEST, logprobs.shape[-1]), dim=-1).values.mean(-1)
 
 
+# Statistics by name: functions from log-probabilities [rows, tokens] to values [rows].
 TOKEN_STATS: dict[str, Callable[[Tensor], Tensor]] = {"entropy": entropy, "confidence": confidence}
-"""Statistics by name: functions from log-probabilities [rows, tokens] to values [rows]."""
 
 
 def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -89,8 +89,8 @@ def _chosen(paths: Sequence[_Path], how: Way) -> bool:
     return paths[choose(votes, scores, [p.complete for p in paths], how)].right
 
 
+# Which answers of a record are right.
 Judge = Callable[[Record], Mapping[str | None, bool | None]]
-"""Which answers of a record are right."""
 
 
 def _pool(record: Record, verdicts: Mapping[str | None, bool | None]) -> _Pool:

@@ -29,6 +29,7 @@ _CHUNK = 1_000_000  # resampled values in memory at once
 _INTERVAL = (2.5, 97.5)  # percent
 _NORMAL = NormalDist().inv_cdf(0.975)
 
+# By the name of a per-problem figure: the record's part and key that hold it.
 _PER_PROBLEM = {
     "tokens": ("tokens", "generated"),
     "seconds": ("time", "total_s"),
@@ -37,7 +38,6 @@ _PER_PROBLEM = {
     "h2d_bytes": ("kv", "h2d_bytes"),
     "d2h_bytes": ("kv", "d2h_bytes"),
 }
-"""By the name of a per-problem figure: the record's part and key that hold it."""
 
 _Array = NDArray[np.float64]
 _BOUNDS = Field(gt=-(2**63), lt=2**63)  # bounds of tokens, bytes and seconds

@@ -44,8 +44,8 @@ _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
      "kv_device_peak_bytes", GIB),
 )  # fmt: skip
 
+# x, y and the interval of y.
 Point = tuple[float, float, Sequence[float]]
-"""x, y and the interval of y."""
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 if sys.platform != "win32":
     import fcntl
 
+# Problems in a row that a generator elsewhere has failed, before it counts as gone.
 _MOST_UNANSWERED = 16
-"""Problems in a row that a generator elsewhere has failed, before it counts as gone."""
 
 _KEPT = ("answer", "vote", "score", "stop", "tokens", "notes", "thought_tokens")  # of a candidate
 _COPIED = (
@@ -44,13 +44,13 @@ _COPIED = (
 )  # fmt: skip
 
 
+# Solves (id, text) pairs and gives (id, outcome) in the order in which they finish.
+#
+# A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one; an
+# UnavailableError, where something elsewhere has failed it) is its outcome, never raised.
 SolveMany = Callable[
     [Sequence[tuple[str | int, str]]], Iterable[tuple[str | int, Solution | BeamwrightError]]
 ]
-"""Solves (id, text) pairs and gives (id, outcome) in the order in which they finish.
-
-A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one; an
-UnavailableError, where something elsewhere has failed it) is its outcome, never raised."""
 
 
 # --- records -----------------------------------------------------------------------------------

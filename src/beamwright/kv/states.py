@@ -21,13 +21,13 @@ from torch import Tensor
 
 from beamwright.plan.costs import record_bytes
 
+# A part's layer and kind ("conv" or "recurrent").
 Key = tuple[int, str]
-"""A part's layer and kind ("conv" or "recurrent")."""
+# Block numbers of one record, in order.
 Blocks = Sequence[int]
-"""Block numbers of one record, in order."""
 _LEAST_ROWS = 64  # rows for which a table has room at least
+# A row's action in a pass: keep no state, begin from zeros, or continue from a state.
 IDLE, BEGINS, GOES_ON = 0, 1, 2
-"""A row's action in a pass: keep no state, begin from zeros, or continue from a state."""
 
 
 class StateBlocks(NamedTuple):

@@ -22,12 +22,11 @@ from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 
 _COPIED_BYTES = 2**24  # bytes that a copy within the device moves at a time
+# Function that writes KV (group, place, key_value).
+#
+# group is the group's number. place is a layer's place in the group, or slice(None) for all its
+# layers.
 Write = Callable[[int, int | slice, torch.Tensor], None]
-"""Function that writes KV (group, place, key_value).
-
-group is the group's number. place is a layer's place in the group, or slice(None) for all its
-layers.
-"""
 
 
 class KVReader:

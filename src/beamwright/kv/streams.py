@@ -126,8 +126,8 @@ class Copied(Protocol):
         """Cancel copies that have not begun, wait for the rest, and return the bytes cancelled."""
 
 
+# Function that returns how many seconds compute waited for copies; None while not known.
 HeldBack = Callable[[], float | None]
-"""Function that returns how many seconds compute waited for copies; None while not known."""
 
 
 class Streams(Protocol):
@@ -154,11 +154,10 @@ class Streams(Protocol):
         """Cancel the copies that have not begun. The streams can be used again."""
 
 
+# At least this many copies, of fewer bytes each in the mean, are made by one kernel.
+#
+# Larger copies are queued one by one, so that they take no multiprocessors from compute.
 _MANY, _LARGE_BYTES = 16, 2**20
-"""At least this many copies, of fewer bytes each in the mean, are made by one kernel.
-
-Larger copies are queued one by one, so that they take no multiprocessors from compute.
-"""
 _UNIT_BYTES = 16  # bytes that a thread of the kernel loads at once
 
 

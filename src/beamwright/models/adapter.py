@@ -79,8 +79,8 @@ class EmbeddingRows:
 class _Attention:
     """The attention function of all layers: it passes queries, keys and values to a view."""
 
+    # The view of the current pass.
     view: AttentionView
-    """The view of the current pass."""
 
     def __call__(
         self,

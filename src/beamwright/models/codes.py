@@ -22,8 +22,8 @@ from torch import Tensor
 from beamwright.attention.kernels import is_interpreted
 from beamwright.models.grouped import GroupedLinear
 
+# Columns of a unit. The parts into which a sum is cut consist of whole units.
 UNIT = 128
-"""Columns of a unit. The parts into which a sum is cut consist of whole units."""
 _SIDE = 16  # outputs of a tile, and words of each output, which hold codes of 16 adjacent columns
 # Group size that stands for a whole row. With one constant a single kernel serves all widths.
 _ROW = 1 << 30
@@ -34,17 +34,16 @@ _BLOCK_VALUES = 1 << 24  # values brought into the layout at a time
 class Codes:
     """A quantised weight [outputs, columns] in the layout of the kernels."""
 
+    # The codes, int32 [outputs / 16, columns * bits / 512, 16 outputs, 16].
     words: Tensor
-    """The codes, int32 [outputs / 16, columns * bits / 512, 16 outputs, 16]."""
+    # Scale and low of each group and output, int32 [outputs / 16, groups, words, 16 outputs].
+    #
+    # With 4 bits one word holds both in float16, the scale in its low half. With 8 bits two words
+    # hold one float32 each.
     ends: Tensor
-    """Scale and low of each group and output, int32 [outputs / 16, groups, words, 16 outputs].
-
-    With 4 bits one word holds both in float16, the scale in its low half. With 8 bits two words
-    hold one float32 each.
-    """
     bits: int
+    # Columns of a group, or `_ROW` if each row is one group.
     group: int
-    """Columns of a group, or `_ROW` if each row is one group."""
 
     def __len__(self) -> int:
         """Return the number of outputs."""

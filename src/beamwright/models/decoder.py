@@ -25,20 +25,18 @@ from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
 ROW_MULTIPLE = 8
+# Number of rows that a single row is padded to where 2 rows and 8 rows are bitwise equal.
+#
+# A product with 1 row often differs: see `Linear.takes_one_row`.
 FEW_ROWS = 2
-"""Number of rows that a single row is padded to where 2 rows and 8 rows are bitwise equal.
-
-A product with 1 row often differs: see `Linear.takes_one_row`.
-"""
 _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
 _RUN = 2048  # rotary positions computed in one call; values do not depend on when tables grow
+# Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams.
 TILE_ROWS = 64
-"""Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams."""
+# Rotations of queries and keys by head_dim, as `kv.codes.hadamard` returns them.
+#
+# Each is a matrix and the factor by which a product of two rotated vectors must be multiplied.
 Rotations = Mapping[int, tuple[Tensor, float]]
-"""Rotations of queries and keys by head_dim, as `kv.codes.hadamard` returns them.
-
-Each is a matrix and the factor by which a product of two rotated vectors must be multiplied.
-"""
 
 
 def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
@@ -88,10 +86,10 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None = None
+    # True if a row computed alone is bitwise equal to the same row computed in a batch.
     takes_one_row: ClassVar[bool] = False
-    """True if a row computed alone is bitwise equal to the same row computed in a batch."""
+    # True if the product is batch-invariant by construction, for any number of rows.
     is_fixed: ClassVar[bool] = False
-    """True if the product is batch-invariant by construction, for any number of rows."""
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -236,26 +234,23 @@ class Decoder(Protocol):
     """The forward pass of a causal model. It keeps no state: the attention view holds the KV."""
 
     shape: ModelShape
+    # Number of rows in each call of everything except attention, padded with zeros.
+    #
+    # With a fixed number no library chooses another kernel for another batch. None: each call gets
+    # the whole batch.
     tile_rows: int | None
-    """Number of rows in each call of everything except attention, padded with zeros.
-
-    With a fixed number no library chooses another kernel for another batch. None: each call gets
-    the whole batch.
-    """
+    # Least number of rows that a pass is padded to.
+    #
+    # Below 8 only where the self-test found the results bitwise equal.
     least_rows: int
-    """Least number of rows that a pass is padded to.
-
-    Below 8 only where the self-test found the results bitwise equal.
-    """
+    # The dtype of the weights that are not quantised, and of the computation.
     dtype: torch.dtype
-    """The dtype of the weights that are not quantised, and of the computation."""
+    # The device of the weights.
     device: torch.device
-    """The device of the weights."""
+    # The format in which keys and values are stored, see `keep_kv`.
+    #
+    # The decoder rounds keys and values to it before it passes them to the view.
     kv_dtype: KVDtype = "auto"
-    """The format in which keys and values are stored, see `keep_kv`.
-
-    The decoder rounds keys and values to it before it passes them to the view.
-    """
     rotations: Rotations
 
     @property

@@ -18,12 +18,11 @@ from beamwright.errors import InputError
 from beamwright.models.formats.described import shards
 from beamwright.models.formats.files import weight_files
 
+# A digest as it is reported.
+#
+# sha256: the digest of all files. files: the first digits of each file's digest, by file name.
+# revision: the commit of a model that was downloaded from the hub; missing for others.
 Digest = dict[str, Any]
-"""A digest as it is reported.
-
-sha256: the digest of all files. files: the first digits of each file's digest, by file name.
-revision: the commit of a model that was downloaded from the hub; missing for others.
-"""
 
 _TEXTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.model",

@@ -34,8 +34,8 @@ _BLOCK_VALUES = 1 << 20  # values quantised at a time
 
 # --- products by oneDNN, which are batch-invariant (docs/concepts/sameness.md) ---------------
 
+# Relative and absolute tolerance of `close`, for each dtype that oneDNN may multiply here.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Relative and absolute tolerance of `close`, for each dtype that oneDNN may multiply here."""
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -30,11 +30,11 @@ from beamwright.sections import DecoderChoice, ModelSettings
 # "dynamic" changes positions only beyond max_position_embeddings, which no path exceeds.
 _UNSCALED = ("default", "dynamic")
 _ROPE_TYPES = (*_UNSCALED, "linear", "llama3", "yarn")
+# The part of messages that names what Beamwright's own decoder supports.
 SUPPORTED = (
     f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
     f"rope types {', '.join(_ROPE_TYPES)}"
 )
-"""The part of messages that names what Beamwright's own decoder supports."""
 _KEYS = read_beside(__file__)
 _FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1

@@ -79,12 +79,12 @@ class LoadedModel:
     decoder: Decoder
     codec: TextCodec | None
     folder: Path | None
+    # How the projections of the layers are stored.
     storage: Storage = Storage.PLAIN
-    """How the projections of the layers are stored."""
+    # The digest of the folder's files, which a thread computes.
     digest: Future[Digest | None] | None = None
-    """The digest of the folder's files, which a thread computes."""
+    # One line for each item in the files that may matter but is not used.
     remarks: tuple[str, ...] = ()
-    """One line for each item in the files that may matter but is not used."""
 
     @property
     def context(self) -> int:

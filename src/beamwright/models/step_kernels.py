@@ -21,8 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from beamwright.kv.states import Placed
 from beamwright.models.fused import launch, silu
 
+# Most numbers of a head's state per program, and the warps of a program.
 _NUMBERS, _WARPS = 8192, 4
-"""Most numbers of a head's state per program, and the warps of a program."""
 _CHANNELS = 256  # convolution channels per program
 
 

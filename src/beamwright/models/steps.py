@@ -29,11 +29,10 @@ from beamwright.models.recurrent import Recurrent, StateCache, cache_of, near
 
 _Step = Callable[[Tensor, StateCache], Tensor]
 _ROWS = 3  # rows of a trial
+# Largest difference from the module's own result, as a share of the largest value.
+#
+# Both results round to half precision, so they need not be equal.
 _NEAR = 0.02
-"""Largest difference from the module's own result, as a share of the largest value.
-
-Both results round to half precision, so they need not be equal.
-"""
 
 
 def delta_step(
@@ -203,12 +202,12 @@ def _scan(
     return result if z is None else result * F.silu(z)
 
 
+# Kind of state and replacement, by the name under which modules call the function.
 _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "causal_conv1d_update": ("conv", _convolve),
     "torch_recurrent_gated_delta_rule": ("recurrent", _delta_rule),
     "mamba2_selective_state_update": ("recurrent", _scan),
 }
-"""Kind of state and replacement, by the name under which modules call the function."""
 
 
 def install_steps(

@@ -29,11 +29,10 @@ from beamwright.models.decoder import Linear
 from beamwright.models.fused import launch, silu
 from beamwright.plan.costs import CODED_ROWS, CODED_VALUES
 
+# Most rows for which a wide product reaches the GPU's bandwidth.
+#
+# For more rows a library is faster.
 FEW_ROWS = 64
-"""Most rows for which a wide product reaches the GPU's bandwidth.
-
-For more rows a library is faster.
-"""
 _UNITS = 132  # programs that fill a GPU
 _LONG = 32  # longest part of a sum, in units of columns
 _ADDED, _ADDED_WARPS = 1024, 4  # outputs and warps of a program of `add_parts`
@@ -66,8 +65,8 @@ _TILES = (
 _CODED = tuple(tile._replace(stages=stages) for tile, stages in zip(_TILES, (5, 4, 3), strict=True))
 _MANY = ProductTile(128, 64, 64, 3, 4)
 _WHOLE = ProductTile(128, 128, 64, 3, 8)
+# Most rows of each tile.
 ROWS_OF_TILES = (*(tile.rows for tile in _TILES), _WHOLE.rows)
-"""Most rows of each tile."""
 
 
 @triton.jit
@@ -326,8 +325,8 @@ def gated_product(
     return out
 
 
+# A function that multiplies many rows: (x, weight [outputs, columns], bias, parts of a sum).
 Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-"""A function that multiplies many rows: (x, weight [outputs, columns], bias, parts of a sum)."""
 
 
 class StreamedLinear(Linear):

@@ -26,17 +26,17 @@ from beamwright.models.linear import quiet_import
 from beamwright.models.recurrent import check_stateless, states_of, take_caches
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
+# Name under which our attention and our experts are registered in `transformers`.
 NAME = "beamwright"
-"""Name under which our attention and our experts are registered in `transformers`."""
 
 _SURVEY = "beamwright-survey"
 _LEAST_VERSION = (5, 23)
 _TOKENS = 8
+# Functions that mix tokens. A layer calling one must use our attention or keep a known state.
 _MIXES = {
     *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
     "scaled_dot_product_attention",
 }
-"""Functions that mix tokens. A layer calling one must use our attention or keep a known state."""
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 

@@ -38,12 +38,11 @@ _MOST_PHRASES = 64
 CLOCK = "strftime_now"  # the function that templates call for the time
 _NO_TIME = "1970-01-01"  # the time if a template is rendered only to inspect it
 
+# A function that renders a conversation to text.
+#
+# It takes `messages` and further template arguments by name. `now` is the time that the template
+# sees, in ISO 8601.
 WriteChat = Callable[..., str]
-"""A function that renders a conversation to text.
-
-It takes `messages` and further template arguments by name. `now` is the time that the template
-sees, in ISO 8601.
-"""
 
 
 class _Generation(Extension):

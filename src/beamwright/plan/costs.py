@@ -21,24 +21,22 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
+# Tokens of one row in one prefill chunk. A constant for the reason given in `models.prefill`.
 CHUNK_TOKENS = 256
-"""Tokens of one row in one prefill chunk. A constant for the reason given in `models.prefill`."""
+# Most tokens of a prefill that is captured as a graph, see `models.packed`.
 CAPTURED_TOKENS = 1024
-"""Most tokens of a prefill that is captured as a graph, see `models.packed`."""
+# Columns that share one scale and one zero point when Beamwright rounds weights to int4.
 INT4_GROUP = 64
-"""Columns that share one scale and one zero point when Beamwright rounds weights to int4."""
+# Most weights dequantised at a time where no kernel multiplies with quantised weights directly.
 GROUPED_TILE_VALUES = 1 << 22
-"""Most weights dequantised at a time where no kernel multiplies with quantised weights directly."""
+# Most rows for which a GPU kernel reads quantised weights directly.
+#
+# For more rows, weights are dequantised first.
 CODED_ROWS = 256
-"""Most rows for which a GPU kernel reads quantised weights directly.
-
-For more rows, weights are dequantised first.
-"""
+# Most weights dequantised at a time for more than `CODED_ROWS` rows.
+#
+# In 16 bits they fit the L2 cache of a large GPU.
 CODED_VALUES = 1 << 24
-"""Most weights dequantised at a time for more than `CODED_ROWS` rows.
-
-In 16 bits they fit the L2 cache of a large GPU.
-"""
 
 _INT8_ENDS = 2 * 4  # bytes of a row's scale and, on a GPU, its lowest value, both in float32
 _BLOCK, _HALF = 32, 2  # columns of one block of int8 weights, and bytes of the block's scale
@@ -288,8 +286,8 @@ def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
     return best, tokens(best)
 
 
+# Parts into which the kernels cut a row's path of 4,096 tokens. Each part has a partial result.
 ROW_PARTS = 32
-"""Parts into which the kernels cut a row's path of 4,096 tokens. Each part has a partial result."""
 
 
 def partial_bytes(heads: int, head_dim: int) -> int:

@@ -22,11 +22,10 @@ from beamwright.plan.workload import (
 if TYPE_CHECKING:
     from beamwright.plan.workload import Counts
 
+# Tokens that a verifier encodes in addition to each step.
+#
+# This is a mark at the step's end, or the token before the step, which some score heads read.
 MARK_TOKENS = 1
-"""Tokens that a verifier encodes in addition to each step.
-
-This is a mark at the step's end, or the token before the step, which some score heads read.
-"""
 
 Fit = Literal["no", "borderline", "fits"]
 _ORDER = get_args(Fit)

@@ -23,20 +23,18 @@ from beamwright.plan.times import decode
 from beamwright.plan.workload import TreeStep, Workload, expected_ancestors, tree_steps
 from beamwright.protocols import Direction
 
+# Tokens that are always selected, inside the budget: a path's first ones and its newest ones.
 SINKS, RECENT = 4, 12
-"""Tokens that are always selected, inside the budget: a path's first ones and its newest ones."""
 
+# Measured link traffic divided by the traffic of rows that choose independently for every token.
+#
+# Counted on single paths (`python -m beamwright_lab.sparse.brought`): 0.6 with the ledger model,
+# 0.7 with the bundled model, 1 with random weights.
 ANEW = 0.7
-"""Measured link traffic divided by the traffic of rows that choose independently for every token.
 
-Counted on single paths (`python -m beamwright_lab.sparse.brought`): 0.6 with the ledger model, 0.7
-with the bundled model, 1 with random weights.
-"""
-
+# Least predicted speedup at which `auto` selects tokens. The cost model is no more accurate than
+# this factor.
 PAYS = 1.25
-"""Least predicted speedup at which `auto` selects tokens. The cost model is no more accurate than
-this factor.
-"""
 
 _OPERATORS = 2.5  # operators of a sparse layer per operator of a plain one, by torch's dispatcher
 _SCORE_BYTES = 170  # memory traffic of one score: product, softmax, mean over heads, top-k

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 
+# Tokens of a block of KV. Every node starts a new block.
 BLOCK_TOKENS = 8
-"""Tokens of a block of KV. Every node starts a new block."""
 
 
 def in_blocks(num_tokens: int, block: int = BLOCK_TOKENS) -> int:

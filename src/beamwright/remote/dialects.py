@@ -15,8 +15,8 @@ from typing import Any, Literal
 from beamwright.errors import BeamwrightError
 from beamwright.sections import SamplingSettings
 
+# A text ended at a stop string, at the end token, or at `max_tokens`.
 Ended = Literal["stop", "eos", "length"]
-"""A text ended at a stop string, at the end token, or at `max_tokens`."""
 
 OPTIONAL = ("logprobs", "seed")  # fields to omit if a server refuses them
 STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's field, SGLang's field

@@ -17,8 +17,8 @@ from beamwright.declare import VERIFIERS
 from beamwright.search import strategy_row
 from beamwright.search.answers import ANSWERS
 
+# Keys of a saved file's code identities, with the option that each belongs to.
 CODE = {"search_code": "search", "verifier_code": "verifier", "answers_code": "answers"}
-"""Keys of a saved file's code identities, with the option that each belongs to."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DIGITS = 12
 

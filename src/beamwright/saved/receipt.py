@@ -27,12 +27,11 @@ from beamwright.io import describe_fault
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
+# Settings that a receipt has in addition to a checkpoint's settings.
+#
+# They decide which candidate is the answer, which hardware and kernels round the last bits, and
+# what may have ended the search.
 RECEIPT_ONLY = ("choose", "device", "attention", "token_budget", "stop_votes", "stop_confidence")
-"""Settings that a receipt has in addition to a checkpoint's settings.
-
-They decide which candidate is the answer, which hardware and kernels round the last bits, and what
-may have ended the search.
-"""
 
 _DIGITS = 16
 _Text = Annotated[str, Strict()]

@@ -43,15 +43,15 @@ class ScheduleRow(TableRow):
     """A declared schedule in the table of schedules."""
 
     make: type[Schedule]
+    # True: all KV stays on the device, and there is no host tier. False: KV is loaded when a group
+    # needs it.
     resident: bool = False
-    """True: all KV stays on the device, and there is no host tier. False: KV is loaded when a group
-    needs it."""
+    # Returns an `attention.protocols.KVMethod`, another way to store and read KV.
     kv_method: Callable[[], Any] | None = None
-    """Returns an `attention.protocols.KVMethod`, another way to store and read KV."""
+    # Values of settings that this schedule requires.
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values of settings that this schedule requires."""
+    # Options that have no effect under this schedule.
     idle: tuple[str, ...] = ()
-    """Options that have no effect under this schedule."""
 
     def settled(self, settings: ScheduleSettings) -> ScheduleSettings:
         """Return `settings` with this schedule's name and the values that it requires."""
@@ -101,8 +101,8 @@ def batches(view: ScheduleView, max_batch: int | None) -> Plan:
     return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
 
 
+# Options that only the locality schedule reads.
 GROUPING = ("planner", "balance")
-"""Options that only the locality schedule reads."""
 
 _MOVING = ("inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory")
 

@@ -28,8 +28,8 @@ _ALL_ORDERS = 4  # every order is tried for at most this many groups
 # Other orders are tried if the sweeps evict more than this fraction of the union before its use.
 _TOLERATED_LOSS = 0.01
 
+# Groups in running order, and the bytes that they load, exact to one segment per group.
 GroupOrder = tuple[list[range], int]
-"""Groups in running order, and the bytes that they load, exact to one segment per group."""
 
 
 def plan_ranges(

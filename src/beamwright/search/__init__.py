@@ -103,11 +103,10 @@ class StrategyRow(TableRow):
 
 DEFAULT_SEARCH = "beam"
 STRATEGIES: Table[StrategyRow] = Table("search", "--search", "select", taken=("list",))
+# Declare a strategy by its name, `meaning` and fields of `StrategyRow`.
+#
+# Several declarations may share one class.
 strategy = partial(declaration, STRATEGIES, StrategyRow)
-"""Declare a strategy by its name, `meaning` and fields of `StrategyRow`.
-
-Several declarations may share one class.
-"""
 
 
 def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:

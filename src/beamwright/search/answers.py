@@ -243,8 +243,8 @@ def _closing_braces(text: str) -> dict[int, int]:
 # --- formats ------------------------------------------------------------------------------------
 
 ANSWERS: Table[TableRow] = Table("search", "--answers", "read", "key")
+# Declare an answer format: a class with `read` and `key`; see `protocols.Answers`.
 answers = partial(declaration, ANSWERS, TableRow)
-"""Declare an answer format: a class with `read` and `key`; see `protocols.Answers`."""
 
 
 @answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; compared as exact numbers")

@@ -41,8 +41,8 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
     )
 
 
+# Prediction functions by the value of `--foresight`. The lab adds `bins` (SelectSPEC).
 FORESIGHTS = {"scores": by_scores}
-"""Prediction functions by the value of `--foresight`. The lab adds `bins` (SelectSPEC)."""
 
 
 def by_shares(

@@ -167,12 +167,12 @@ _DEFAULT = ServerLimits()
 
 # --- JSON ------------------------------------------------------------------------------------
 
+# Timeout for receiving a request's body, in seconds.
 BODY_S = 60.0
-"""Timeout for receiving a request's body, in seconds."""
 
+# Matches a whole JSON string, or an unterminated one up to the end of the text. Possessive
+# quantifiers rule out backtracking, so that hostile input takes linear time.
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""Matches a whole JSON string, or an unterminated one up to the end of the text. Possessive
-quantifiers rule out backtracking, so that hostile input takes linear time."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -276,6 +276,9 @@ MOST_STOPS, MOST_CHOICES = 16, 128
 ITEMS = Field(max_length=10_000, fail_fast=True)  # limit of messages, and of a message's parts
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
+# Unsupported fields by name, with the values that change nothing and are therefore accepted. A
+# tuple lists the accepted values. None accepts every value. A list accepts any list of its items. A
+# mapping accepts an object whose members follow the same rules. Null is always accepted.
 NEUTRAL: Mapping[str, Any] = MappingProxyType(
     {
         **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
@@ -308,9 +311,6 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "truncation": ("disabled", "auto"),  # a prompt that is too long is refused, never truncated
     }
 )
-"""Unsupported fields by name, with the values that change nothing and are therefore accepted.
-A tuple lists the accepted values. None accepts every value. A list accepts any list of its items. A
-mapping accepts an object whose members follow the same rules. Null is always accepted."""
 
 
 def _is_neutral(value: Any, neutral: Any) -> bool:

@@ -24,13 +24,13 @@ from beamwright.serve.job import SearchJob
 from beamwright.serve.queue import RequestQueue
 from beamwright.serve.server import owner_of
 
+# Comment line that is sent after `QUIET_S` seconds without an event, so that neither the client nor
+# a proxy closes the stream as dead.
 COMMENT, QUIET_S = b": keep-alive\n\n", 10.0
-"""Comment line that is sent after `QUIET_S` seconds without an event, so that neither the client
-nor a proxy closes the stream as dead."""
 
 
+# Every imported subclass of `Endpoint` that sets `path`; `app` serves all of them.
 ENDPOINTS: list[type[Endpoint]] = []
-"""Every imported subclass of `Endpoint` that sets `path`; `app` serves all of them."""
 
 
 class Endpoint(ABC):

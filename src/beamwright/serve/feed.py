@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 15.0
 MOST_RUNS = 64
+# Limit of the bytes of all runs together; beyond it the oldest ended runs are dropped.
 MOST_BYTES = 128 << 20
-"""Limit of the bytes of all runs together; beyond it the oldest ended runs are dropped."""
 
 
 class SearchEvents:
@@ -244,12 +244,11 @@ _HEAD = (
     '<script type="module" src="/page/main.js"></script>'
 )
 
+# A function that returns current figures in the order in which the page shows them.
+#
+# A gauge is {name, value, unit?, of?}. A counter, which the page shows per second, is {name, total,
+# unit?}. unit: "bytes" or a word. of: the maximum of the value.
 Gauges = Callable[[], Sequence[Mapping[str, Any]]]
-"""A function that returns current figures in the order in which the page shows them.
-
-A gauge is {name, value, unit?, of?}. A counter, which the page shows per second, is {name, total,
-unit?}. unit: "bytes" or a word. of: the maximum of the value.
-"""
 
 
 class FeedProblem(BaseModel):

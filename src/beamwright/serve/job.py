@@ -223,9 +223,9 @@ class SearchJob:
 # --- what is asked ---------------------------------------------------------------------------
 
 _PLAIN = {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
+# The (n, width) of a `reasoning_effort`. `none` and `minimal` take one sample, and `medium` takes
+# the recipe's values.
 _EFFORTS = {"low": (4, 2), "high": (64, 4), "xhigh": (256, 4)}
-"""The (n, width) of a `reasoning_effort`. `none` and `minimal` take one sample, and `medium` takes
-the recipe's values."""
 
 _SEEDS = 2**63
 # Members of a request's `search` object with another name in recipes.
@@ -386,10 +386,10 @@ _BUDGETS = (
     "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens",
     "reasoning_budget",
 )  # fmt: skip
+# The share of the context, or of a reply's `max_tokens` if smaller, that an effort allows for
+# thoughts. `medium` leaves the server's own setting. With a context of 32,768 tokens, `minimal` and
+# `low` allow 1,024 and 4,096 tokens, as users of vLLM requested (its issue 55382).
 _SHARES = {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
-"""The share of the context, or of a reply's `max_tokens` if smaller, that an effort allows for
-thoughts. `medium` leaves the server's own setting. With a context of 32,768 tokens, `minimal` and
-`low` allow 1,024 and 4,096 tokens, as users of vLLM requested (its issue 55382)."""
 
 
 def thinking_of(

@@ -28,9 +28,9 @@ _GENERATED = (
     "thought",
 )  # fmt: skip
 
+# One metric family: kind, name, help text, label names separated by blanks, and samples by label
+# values.
 Family = tuple[Any, str, str, str, Mapping[Any, float]]
-"""One metric family: kind, name, help text, label names separated by blanks, and samples by label
-values."""
 
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 

@@ -37,18 +37,18 @@ from beamwright.serve.body import ApiError, ServerLimits, log
 if TYPE_CHECKING:
     from beamwright.serve.queue import RequestQueue
 
+# Id of the request that the current task handles; `JsonLines` adds it to every log line.
 _REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
-"""Id of the request that the current task handles; `JsonLines` adds it to every log line."""
 
 _LOGGED = ("method", "path", "status", "seconds")
+# Bytes of each body that are always admitted; `ServerLimits.bodies_bytes` limits the rest, summed
+# over all bodies.
 _SMALL_BYTES = 64 * 1024
-"""Bytes of each body that are always admitted; `ServerLimits.bodies_bytes` limits the rest, summed
-over all bodies."""
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
+# Paths that need no API key; paths below /page/ need none either.
 _OPEN = ("/", "/docs", "/health", "/ready")
-"""Paths that need no API key; paths below /page/ need none either."""
 
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -208,16 +208,16 @@ class JsonLines(logging.Formatter):
 
 # --- the socket ------------------------------------------------------------------------------
 
+# Bytes read from a connection at a time. An HTTP chunk of one byte takes the parser 60 us, during
+# which all other requests wait, so a larger read would delay them longer.
 READ_BYTES = 16 * 1024
-"""Bytes read from a connection at a time. An HTTP chunk of one byte takes the parser 60 us, during
-which all other requests wait, so a larger read would delay them longer."""
 
+# Timeout for a request's head in seconds, counted from the connection or the head's first byte.
 HEAD_S = 30.0
-"""Timeout for a request's head in seconds, counted from the connection or the head's first byte."""
 
+# Limit of open connections. A further connection replaces the idle one that was silent longest. If
+# no connection is idle, the new one is closed.
 MOST_CONNECTIONS = 512
-"""Limit of open connections. A further connection replaces the idle one that was silent longest. If
-no connection is idle, the new one is closed."""
 
 
 class Connection(H11Protocol):

@@ -25,8 +25,8 @@ from beamwright.solver.solution import Solution
 
 Stream = Generator[tuple[Request, Outcome], None, None]
 
+# Seconds that the interpreter's exit waits for the thread; a user's verifier may never return.
 _EXIT_S = 5.0
-"""Seconds that the interpreter's exit waits for the thread; a user's verifier may never return."""
 
 
 class Submitted(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 
 from beamwright.counters import Progress
 
+# Least seconds between two messages to the browser.
 _BETWEEN_S = 0.25
-"""Least seconds between two messages to the browser."""
 
 
 def usual_progress() -> Progress:

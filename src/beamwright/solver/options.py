@@ -19,11 +19,11 @@ from beamwright.protocols import Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.verify.scorers import ScoreFunction
 
+# Sections that all problems of a solver share, because models and memory are set up once.
 SHARED = ("model", "memory", "schedule", "sparse")
-"""Sections that all problems of a solver share, because models and memory are set up once."""
 
+# Types of the objects that a user may pass in the place of a name, by option.
 OBJECTS: dict[str, Any] = {"verifier": ScoreFunction | Verifier}
-"""Types of the objects that a user may pass in the place of a name, by option."""
 
 
 def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:

@@ -39,8 +39,8 @@ from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVer
 if TYPE_CHECKING:
     from beamwright.remote.generator import RemoteGenerator
 
+# A problem's text, or its id and text, or its id, text and own options.
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
-"""A problem's text, or its id and text, or its id, text and own options."""
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -57,15 +57,15 @@ class ScoreOptions(TypedDict, total=False):
     priority: int
 
 
+# A time on `time.perf_counter`, and all counters at this time, see `Machinery.counted`.
 Mark = tuple[float, Mapping[str, Counters]]
-"""A time on `time.perf_counter`, and all counters at this time, see `Machinery.counted`."""
 
+# Options about the generator's KV and computation, without effect if it is remote.
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *GROUPING, "inter_beam", "prefetch", "reuse",
     "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
     "graphs", "sparse", "drafts",
 )  # fmt: skip
-"""Options about the generator's KV and computation, without effect if it is remote."""
 
 _BESIDE = ("stop", "plugins")  # may be combined with a Settings object
 

@@ -40,12 +40,11 @@ from beamwright.verify.spec import aggregate
 Outcome = Solution | BeamwrightError
 
 
+# Function that returns the next request, or None if no request may start now.
+#
+# It is called as `arrivals(has_place, is_idle)`. `has_place` is False if no further search fits;
+# only a request with given steps may start then. If the scheduler is idle, None ends its run.
 Arrivals = Callable[[bool, bool], Request | None]
-"""Function that returns the next request, or None if no request may start now.
-
-It is called as `arrivals(has_place, is_idle)`. `has_place` is False if no further search fits; only
-a request with given steps may start then. If the scheduler is idle, None ends its run.
-"""
 
 
 def arrivals_of(requests: Iterable[Request]) -> Arrivals:

@@ -13,11 +13,11 @@ from beamwright.counters import CounterView, figure
 from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
+# Fields of a solution that are copied from the chosen candidate.
 OF_CHOSEN = ("answer", "text", "score", "stop", "lineage")
-"""Fields of a solution that are copied from the chosen candidate."""
 _SHOWN = 5  # limit on the candidates that a notebook shows
+# Limit on the characters of a tree page that a notebook keeps for each solution.
 _MOST_PAGE_CHARACTERS = 300_000
-"""Limit on the characters of a tree page that a notebook keeps for each solution."""
 
 
 @dataclass(frozen=True)

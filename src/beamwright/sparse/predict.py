@@ -11,11 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# Ridge penalty, relative to the mean squared norm of the window's queries.
+#
+# The paper gives neither its value nor what it is relative to.
 RIDGE = 1e-2
-"""Ridge penalty, relative to the mean squared norm of the window's queries.
-
-The paper gives neither its value nor what it is relative to.
-"""
 
 _LEAST_SCALE = 1e-20
 

@@ -16,19 +16,18 @@ from beamwright.errors import InputError
 from beamwright.plan.sparse import selected_tokens
 from beamwright.registry import OF_LAB
 
+# Tokens per page. A page has bounds on the scores of its keys, and lies within one segment.
+#
+# Quest uses coarse pages, whose bounds have full precision. Other methods use small pages with
+# bounds of 4 bits. Both take equally many bytes, but a bound on a small page depends on only three
+# other keys, instead of fifteen.
 PAGE, COARSE_PAGE = 4, 16
-"""Tokens per page. A page has bounds on the scores of its keys, and lies within one segment.
 
-Quest uses coarse pages, whose bounds have full precision. Other methods use small pages with bounds
-of 4 bits. Both take equally many bytes, but a bound on a small page depends on only three other
-keys, instead of fifteen.
-"""
-
+# For `pages`: keys that are scored per selected token. The bounds of their pages choose them.
 CANDIDATES = 4
-"""For `pages`: keys that are scored per selected token. The bounds of their pages choose them."""
 
+# Queries before the newest one that a prediction reads.
 WINDOW = 16
-"""Queries before the newest one that a prediction reads."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ class Method:
         return COARSE_PAGE if self.scores == "pages" else PAGE
 
 
+# Methods by their names in `--sparse`. `exact` is AsyncSpade's Eq. 8. The lab adds two.
 METHODS = {
     "exact": Method(),
     "pages": Method(scores="both"),
@@ -72,7 +72,6 @@ METHODS = {
     "ahead-pages": Method("ahead", "both"),
     "asyncspade": Method("predicted"),
 }
-"""Methods by their names in `--sparse`. `exact` is AsyncSpade's Eq. 8. The lab adds two."""
 
 _OF_LAB = ("asyncspade-printed", "asyncspade-ridge")
 _OPTIONS = {"pack": r"[1-9]\d*", "share": r"[1-9]\d*", "each": "kv|query", "window": "step|path"}

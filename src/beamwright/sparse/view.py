@@ -32,12 +32,11 @@ from beamwright.sparse.rank import CacheRank, LayerSelection, Pack, Selected
 from beamwright.sparse.rule import WINDOW, SparseRule
 from beamwright.sparse.select import Selector, Token
 
+# Queries kept before the newest one.
+#
+# An iteration may compute tokens beyond a step's end, but the windows of the next step end where
+# the step ends, so more than a window is kept.
 _REMEMBERED = WINDOW + 2 * 16
-"""Queries kept before the newest one.
-
-An iteration may compute tokens beyond a step's end, but the windows of the next step end where the
-step ends, so more than a window is kept.
-"""
 
 
 @dataclass

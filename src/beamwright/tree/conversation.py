@@ -13,16 +13,15 @@ from beamwright.units import parse_template_args
 class Conversation:
     """A chat conversation; the search answers its last message."""
 
+    # The messages in the format of chat templates.
+    #
+    # Each has a `role` (system, developer, user, assistant or tool) and a `content`, a text. An
+    # assistant message may have `tool_calls`, and a tool message may have a `tool_call_id`.
     messages: tuple[Mapping[str, Any], ...]
-    """The messages in the format of chat templates.
-
-    Each has a `role` (system, developer, user, assistant or tool) and a `content`, a text. An
-    assistant message may have `tool_calls`, and a tool message may have a `tool_call_id`.
-    """
+    # JSON schemas of the functions that the answer may call.
     tools: tuple[Mapping[str, Any], ...] = ()
-    """JSON schemas of the functions that the answer may call."""
+    # Arguments of the chat template by name; they override the arguments from the settings.
     template_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template by name; they override the arguments from the settings."""
 
     def __post_init__(self) -> None:
         """Check the template arguments.

@@ -12,12 +12,12 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
 
+# The identity of a node: the problem id, then the child ordinals on the way from the root.
 Lineage = tuple[str | int, ...]
-"""The identity of a node: the problem id, then the child ordinals on the way from the root."""
+# The parts of a reply that a verifier scores.
 Sees = Literal["answer", "thought", "both"]
-"""The parts of a reply that a verifier scores."""
+# The most likely tokens at one position as (id, log-probability), the most likely first.
 TopTokens = tuple[tuple[int, float], ...]
-"""The most likely tokens at one position as (id, log-probability), the most likely first."""
 
 
 class StopReason(StrEnum):
@@ -83,56 +83,52 @@ class Node:
     state: NodeState = NodeState.OPEN
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    # Statistics of the distributions that the tokens were sampled from.
+    #
+    # Each entry has one value per token. Only statistics that a verifier or strategy requests
+    # (`protocols.ReadsTokenStats`) are present.
     stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Statistics of the distributions that the tokens were sampled from.
-
-    Each entry has one value per token. Only statistics that a verifier or strategy requests
-    (`protocols.ReadsTokenStats`) are present.
-    """
+    # The most likely tokens at each position, from the same distribution as `logprobs`.
+    #
+    # They include the sampled token if it is among the most likely ones. Empty unless
+    # `top_logprobs` is set.
     top: tuple[TopTokens, ...] = ()
-    """The most likely tokens at each position, from the same distribution as `logprobs`.
-
-    They include the sampled token if it is among the most likely ones. Empty unless `top_logprobs`
-    is set.
-    """
+    # Text of the whole reply up to the end of this step, from the prompt or the last turn on.
+    #
+    # The text ends before the stop string if one ended the step. The stop string may begin in the
+    # parent's text, which is not shortened.
     text: str = ""
-    """Text of the whole reply up to the end of this step, from the prompt or the last turn on.
-
-    The text ends before the stop string if one ended the step. The stop string may begin in the
-    parent's text, which is not shortened.
-    """
     stop: StopReason | None = None  # None while the step is open
     thought: bool = False  # True if the step is part of a thought
     step_score: float | None = None  # the verifier's score of this step alone
     score: float | None = None  # the score of the path, aggregated over its steps
     children: list[Node] = field(default_factory=list)
+    # One opaque KV handle per owner: "generator" or "verifier".
     handles: dict[str, Any] = field(default_factory=dict)
-    """One opaque KV handle per owner: "generator" or "verifier"."""
+    # Tokens spent on this node, by kind.
+    #
+    # Kinds: "overrun", "drafted", "draft_accepted", "speculated", "speculated_kept",
+    # "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused" and
+    # "verifier_generated". "prompt_unread" counts tokens before this node that a remote server cut
+    # off its prompt. "judge_unparsed" counts critiques without a score, not tokens.
     usage: Counter[str] = field(default_factory=Counter)
-    """Tokens spent on this node, by kind.
-
-    Kinds: "overrun", "drafted", "draft_accepted", "speculated", "speculated_kept",
-    "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused" and
-    "verifier_generated". "prompt_unread" counts tokens before this node that a remote server
-    cut off its prompt. "judge_unparsed" counts critiques without a score, not tokens.
-    """
+    # Texts that a verifier wrote about this step, by kind (for example "critique").
     notes: dict[str, str] = field(default_factory=dict)
-    """Texts that a verifier wrote about this step, by kind (for example "critique")."""
     answer: str | None = None  # the answer that the reply states; set on ended paths
     vote: str | None = None  # one canonical text for all equal answers; set on ended paths
     problem_text: str = ""  # the problem as the verifier reads it (root only)
     now: str | None = None  # the time that chat templates see (root only)
+    # True if the problem is a raw prompt. The reply is then one text that includes its thoughts
+    # (root only).
     raw: bool = False
-    """True if the problem is a raw prompt. The reply is then one text that includes its thoughts
-    (root only)."""
+    # True if the prompt ends with a start-of-thought mark that the user wrote, not the chat
+    # template (root only).
     quoted: bool = False
-    """True if the prompt ends with a start-of-thought mark that the user wrote, not the chat
-    template (root only)."""
     greedy: bool = False  # True for a rollout: its tokens are the most likely ones, not sampled
     round: int = 0  # the round that opened the node; 0 for the root, and rounds count from 1
     turn: Turn | None = None  # the user message, if the node is a turn
+    # True while selection has not opened the node: it has a parent but is not in `children`.
     speculative: bool = False
-    """True while selection has not opened the node: it has a parent but is not in `children`."""
     root: Node = field(init=False)  # the node that owns the prompt
     _follows: Node | None = field(init=False)  # `replies_to`, if this node is a step
 

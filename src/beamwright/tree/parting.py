@@ -20,11 +20,10 @@ _DIGITS = 8
 class Parting:
     """The first difference between two trees, in the order of round and lineage."""
 
+    # The kind of difference: the step's tokens, its stop reason, or a step in one tree only.
+    #
+    # "steps" means that selection chose differently after the previous round.
     what: Literal["tokens", "stop", "steps"]
-    """The kind of difference: the step's tokens, its stop reason, or a step in one tree only.
-
-    "steps" means that selection chose differently after the previous round.
-    """
     round: int
     lineage: Lineage  # the lineage without the problem id
     position: int | None = None  # position in the path; None unless the tokens differ

@@ -27,12 +27,11 @@ class Encoded:
     sizes: list[int]  # number of these tokens for each step; a step without one has no entry
 
 
+# The text of a path in parts, and the character ranges of each step to read.
+#
+# Joint formats join the parts before they encode them. The ranges are those of the step's markers,
+# or the range of the step itself. Where the end of the text is read, the range is a placeholder.
 _PathText = tuple[list[str], list[list[Bounds]]]
-"""The text of a path in parts, and the character ranges of each step to read.
-
-Joint formats join the parts before they encode them. The ranges are those of the step's markers, or
-the range of the step itself. Where the end of the text is read, the range is a placeholder.
-"""
 
 
 class PathEncoder:

@@ -37,12 +37,11 @@ from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
 from beamwright.verify.spec import AGGREGATES, Head, VerifierSpec
 
 OWNER = "verifier"
+# Function that computes the values of some tokens [at].
+#
+# Arguments: the hidden states [tokens, hidden], their token ids [tokens], and the indices of the
+# tokens to read [at]. A head that looks back reads hidden[at - 1].
 ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function that computes the values of some tokens [at].
-
-Arguments: the hidden states [tokens, hidden], their token ids [tokens], and the indices of the
-tokens to read [at]. A head that looks back reads hidden[at - 1].
-"""
 _LEAST_PIECE = 32  # fewest tokens whose values are computed together; see `_in_pieces`
 _BROKEN = (SafetensorError, UnpicklingError, OSError, EOFError, ValueError, RuntimeError)
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -39,9 +39,9 @@ from beamwright.verify.scorers import PROBE
 OWNER = "verifier"
 FORMAT = "beamwright probe 1"
 _NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
+# Rows of each matrix product and of the sigmoid after it. The number is fixed, so that a value is
+# bitwise equal in every batch.
 _TILE = 32
-"""Rows of each matrix product and of the sigmoid after it. The number is fixed, so that a value is
-bitwise equal in every batch."""
 
 
 def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:

@@ -22,11 +22,10 @@ _BOTTOM = 10  # `bottom_groups` takes the lowest tenth of the groups
 
 # Function from the confidences of a path's tokens and the window to a score.
 Measure = Callable[[Sequence[float], int], float]
+# Function from the problem's text and the texts of a path's steps to the score of the last step.
+#
+# None: the function gives no score.
 ScoreFunction = Callable[[str, list[str]], float | None]
-"""Function from the problem's text and the texts of a path's steps to the score of the last step.
-
-None: the function gives no score.
-"""
 
 
 class StepScorer:
@@ -139,8 +138,8 @@ _MEASURES: dict[str, Measure] = {
     "deepconf-bottom": bottom_groups,
     "deepconf-tail": tail,
 }
+# Name in `probe:HEAD`: a head on the generator's own hidden states (`verify.probe`).
 PROBE = "probe"
-"""Name in `probe:HEAD`: a head on the generator's own hidden states (`verify.probe`)."""
 WITHOUT_MODEL = (*_PLAIN, *_MEASURES, PROBE)
 
 

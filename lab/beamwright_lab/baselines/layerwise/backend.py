@@ -25,8 +25,8 @@ from beamwright_lab.baselines.layerwise.store import LayeredStore
 from beamwright_lab.baselines.layerwise.streams import LayerStreams
 from beamwright_lab.baselines.layerwise.tail import LayeredTail
 
+# What makes packed copies, whose layers can be streamed.
 Packing = DenseAttention | TreeAttention
-"""What makes packed copies, whose layers can be streamed."""
 
 
 class LayerwiseDecode(LayerStreams, DecodeView):

@@ -22,8 +22,8 @@ from beamwright.protocols import Direction
 from beamwright.sparse.host import HostedStore
 from beamwright_lab.baselines.layerwise.tail import LayeredTokens, stack_layers
 
+# By layer: new tokens [tokens, 2, kv_heads, head_dim] on the host, and what brings them there.
 Landing = dict[int, tuple[torch.Tensor, Transfer]]
-"""By layer: new tokens [tokens, 2, kv_heads, head_dim] on the host, and what brings them there."""
 
 
 class LayeredStore(HostedStore):

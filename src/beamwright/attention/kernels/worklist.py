@@ -38,10 +38,10 @@ _SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024
 _HALF_BYTES = 49 * 1024  # shared memory of one program if two share the 100 KiB of an RTX card
 _LEAST = 16  # rows of a matrix instruction, and the least depth of a product
 _FOUR_WARPS = 64 * 128 * 32  # a tile with more pairs x dim x tokens gets eight warps
+# Least average tokens per chunk of a captured pass; bounds its number of programs.
 LEAST_CHUNK = 8
-"""Least average tokens per chunk of a captured pass; bounds its number of programs."""
+# Most tokens of an entry. A tile holds whole entries, and a block may have several entries.
 MOST_ENTRY_TOKENS = 16
-"""Most tokens of an entry. A tile holds whole entries, and a block may have several entries."""
 
 # --- tiles ---------------------------------------------------------------------------------------
 

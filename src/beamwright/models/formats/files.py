@@ -22,8 +22,8 @@ _USUAL = (
 _PATTERNS = ("model*.safetensors", "*-?????-of-?????.safetensors", "pytorch_model*.bin")
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.(?:safetensors|bin)")
 _MOST_NAMES = 5
+# The supported values of `quant_method`, see `quantised.FORMS`.
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
-"""The supported values of `quant_method`, see `quantised.FORMS`."""
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")  # ModelOpt's methods that store weights as `fp8`
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 

@@ -236,6 +236,7 @@ def _q6_k(blocks: Tensor) -> Groups:
     return Groups.around(32, 8, codes, blocks[:, 192:208].view(torch.int8) * _half(blocks, 208))
 
 
+# For each GGUF type number, a function from blocks [count, bytes] to their codes and scales.
 PARTS: dict[int, Callable[[Tensor], Groups]] = {
     2: lambda b: Groups.around(8, 4, _nibbles(b[:, 2:], 16), _half(b, 0)),
     3: lambda b: Groups(4, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2)),
@@ -246,4 +247,3 @@ PARTS: dict[int, Callable[[Tensor], Groups]] = {
     13: _q5_k,
     14: _q6_k,
 }
-"""For each GGUF type number, a function from blocks [count, bytes] to their codes and scales."""

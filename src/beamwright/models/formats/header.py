@@ -25,28 +25,28 @@ _LENGTH = struct.Struct("<Q")
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 20
 _TYPES = read_beside(__file__)
+# For each tensor type: its name, the number of values in a block, and the bytes of a block.
 BLOCKS: dict[int, tuple[str, int, int]] = {
     number: (name, values, size) for name, (number, values, size, *_) in _TYPES["read"].items()
 }
-"""For each tensor type: its name, the number of values in a block, and the bytes of a block."""
+# For each tensor type that stays quantised in memory: bits per code, and columns per group.
 KEPT: dict[int, tuple[int, int]] = {
     number: tuple(kept) for number, _, _, *kept in _TYPES["read"].values() if kept
 }
-"""For each tensor type that stays quantised in memory: bits per code, and columns per group."""
 
 
 class Place(NamedTuple):
     """The place of one tensor in a file."""
 
     file: Path
+    # The outermost dimension comes first, as in torch: [rows, columns] or [columns].
     shape: tuple[int, ...]
-    """The outermost dimension comes first, as in torch: [rows, columns] or [columns]."""
+    # The tensor type, a key of `BLOCKS`.
     kind: int
-    """The tensor type, a key of `BLOCKS`."""
+    # Position of the first byte.
     start: int
-    """Position of the first byte."""
+    # Number of bytes.
     size: int
-    """Number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,10 @@ def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
         return _Cursor(file, data, texts).header()
 
 
+# `_read` with a cache, for headers without texts, because texts are large.
+#
+# The size and time of the file are part of the key, so that a file that changed is read again.
 _known = lru_cache(maxsize=16)(_read)
-"""`_read` with a cache, for headers without texts, because texts are large.
-
-The size and time of the file are part of the key, so that a file that changed is read again.
-"""
 
 
 class _Cursor:

@@ -22,16 +22,16 @@ Sizes = Mapping[str, tuple[int, ...]]
 class KeyTable:
     """How one reader treats each key. Keys are patterns of a shell, such as `rope.scaling.*`."""
 
+    # Name of what is read, for messages.
     reader: str
-    """Name of what is read, for messages."""
+    # Keys that are read.
     used: tuple[str, ...] = ()
-    """Keys that are read."""
+    # Keys that are known not to affect results here.
     harmless: tuple[str, ...] = ()
-    """Keys that are known not to affect results here."""
+    # Keys that are known to affect results in a way that is not implemented, each with advice.
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Keys that are known to affect results in a way that is not implemented, each with advice."""
+    # What happens to all other keys.
     rest: Literal["refuse", "remark"] = "remark"
-    """What happens to all other keys."""
 
     def check(self, keys: Iterable[str], where: str) -> tuple[str, ...]:
         """Return remarks on unknown keys, one line each.
@@ -72,12 +72,13 @@ def said(values: Mapping[str, Any]) -> list[str]:
 
 _TABLES = read_beside(__file__)
 _CONFIG, _GGUF = _TABLES["config"], _TABLES["gguf"]
+# Harmless keys of every config.json.
 HARMLESS: tuple[str, ...] = tuple(_CONFIG["harmless"])
-"""Harmless keys of every config.json."""
 QUANTISATION, GGUF_FILE, TOKENIZER_CONFIG, GENERATION, _TENSORS = (
     KeyTable(**_TABLES[name])
     for name in ("quantisation", "gguf_file", "tokenizer_config", "generation", "tensors")
 )
+# Tables for config.json, by family of Beamwright's own decoder.
 CONFIGS = {
     family: KeyTable(
         "config.json",
@@ -86,7 +87,7 @@ CONFIGS = {
     )
     for family, more in _CONFIG["families"].items()
 }
-"""Tables for config.json, by family of Beamwright's own decoder."""
+# Tables for GGUF metadata, by architecture. They apply to keys that begin with its name.
 GGUF = {
     model: KeyTable(
         "GGUF header",
@@ -97,7 +98,6 @@ GGUF = {
     )
     for model, more in _GGUF["models"].items()
 }
-"""Tables for GGUF metadata, by architecture. They apply to keys that begin with its name."""
 
 
 # --- tensors ---------------------------------------------------------------------------------

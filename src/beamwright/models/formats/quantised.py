@@ -23,10 +23,10 @@ from beamwright.errors import InputError, message_of
 from beamwright.models.formats.plain import DAMAGED, PlainFiles, StoredRows
 from beamwright.models.grouped import GroupedLinear
 
+# A function that reads a tensor of one projection by the ending of its name, or returns None.
 Part = Callable[[str], Tensor | None]
-"""A function that reads a tensor of one projection by the ending of its name, or returns None."""
+# Sizes of a projection's tensors, by the endings of their names.
 PartSizes = Mapping[str, tuple[int, ...]]
-"""Sizes of a projection's tensors, by the endings of their names."""
 _AWQ_ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 _MXFP4_LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 Size = tuple[int, ...]
@@ -403,6 +403,7 @@ def _bitsandbytes_state(part: Part) -> dict[str, Any]:
 
 _COMPRESSED = tuple(f".weight_{name}" for name in ("scale", "zero_point", "shape", "g_idx"))
 _LEVELS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+# The form of each quantisation method in `files.METHODS`.
 FORMS: Mapping[str, Form] = MappingProxyType({
     "awq": Form(
         (".qweight",), (".qzeros", ".scales"), _awq,
@@ -434,4 +435,3 @@ FORMS: Mapping[str, Form] = MappingProxyType({
         _bitsandbytes, _bitsandbytes_size,
     ),
 })  # fmt: skip
-"""The form of each quantisation method in `files.METHODS`."""

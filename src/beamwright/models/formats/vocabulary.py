@@ -31,16 +31,16 @@ class TokenFiles(NamedTuple):
     """A tokenizer and what its files say about it."""
 
     tokenizer: Tokenizer
+    # Texts of special tokens by their role, such as `bos_token`.
     special_tokens: Mapping[str, str]
-    """Texts of special tokens by their role, such as `bos_token`."""
+    # A template, several templates by name, or None.
     chat_template: str | dict[str, str] | None
-    """A template, several templates by name, or None."""
+    # One line for each item that may matter but is not used or is missing.
     remarks: tuple[str, ...] = ()
-    """One line for each item that may matter but is not used or is missing."""
+    # Ids of the tokens that end a reply.
     ends: frozenset[int] = frozenset()
-    """Ids of the tokens that end a reply."""
+    # True if every prompt begins with `bos_token`, even if the template does not write it.
     adds_bos: bool = False
-    """True if every prompt begins with `bos_token`, even if the template does not write it."""
 
 
 def cuts_of(name: str) -> list[list[str]]:
