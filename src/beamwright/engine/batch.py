@@ -116,7 +116,7 @@ class RunningBatch(StepWriter):
         self._ahead.replace(nodes)
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        """Let an open node begin with the share `share` of the tokens of its sibling `begun`."""
+        """Let an open node begin with a share (0 to 1) of the tokens of its sibling `begun`."""
         self._capacity.begin_like(node, begun, share)
 
     def cancel(self, nodes: Iterable[Node]) -> None:

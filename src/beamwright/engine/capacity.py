@@ -149,7 +149,7 @@ class Capacity:
         return state.row
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        """Let an open node begin with the share `share` of its sibling's tokens.
+        """Let an open node begin with a share (0 to 1) of its sibling's tokens.
 
         This is FlashTTS's DuplicateThenTruncate. With fewer than two tokens nothing happens. The KV
         of these tokens is computed when the row joins (`chains`).

@@ -305,8 +305,7 @@ class Rows(Protocol):
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
         """Add the `joining` rows. A row without tokens samples its first token.
 
-        That token may already stop the row.
-        With no row joining, the batch is only made smaller.
+        That token may already stop the row. With no row joining, the batch is only made smaller.
         """
 
     def max_tokens(self, running: Sequence[Row]) -> int:

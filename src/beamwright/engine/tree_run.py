@@ -145,7 +145,7 @@ class TreeRun:
         """Return FlashTTS's precise goodput (6.1) of these candidates; None without any.
 
         This is their mean number of path tokens, divided by the mean seconds from admission to the
-        end of their scoring.
+        end of their scoring. None also if all steps were given.
 
         answer: maps a finished leaf to the node of its path that is the candidate.
         """
