@@ -19,9 +19,7 @@ from beamwright.models.linear import PackedLinear, packer, prepack, quantise_lin
 from beamwright.models.load import inspect_model, load_model
 from beamwright.plan.costs import INT4_GROUP, Storage, weight_bytes
 from beamwright.sections import ModelSettings
-from engines import prefilled, projections, random_decoder
-
-QUANTISED = ["int8", "int4"]
+from engines import projections, random_decoder
 
 
 def draw(seed, *size):
@@ -32,11 +30,6 @@ def load(folder, weights, **settings):
     return load_model(str(folder), ModelSettings(model=str(folder), weights=weights, **settings))
 
 
-def logits(decoder):
-    ids = torch.randint(decoder.shape.vocab, (40,), generator=torch.Generator().manual_seed(3))
-    return decoder.logits(prefilled(decoder, ids.tolist()))
-
-
 def tensors_in(value):
     """Every tensor, by its identity."""
     if isinstance(value, torch.Tensor):
@@ -44,14 +37,6 @@ def tensors_in(value):
     parts = value if isinstance(value, list) else vars(value).values()
     parts = [part for part in parts if isinstance(part, list) or hasattr(part, "__dict__")]
     return {key: tensor for part in parts for key, tensor in tensors_in(part).items()}
-
-
-@pytest.mark.parametrize("weights", QUANTISED)
-@torch.inference_mode()
-def test_logits_stay_near_those_of_the_weights_as_they_were(write_family, family, weights):
-    folder, _ = write_family(family)
-    plain, found = (logits(load(folder, each).decoder) for each in ("auto", weights))
-    assert 1e-3 < (plain - found).abs().max() < (0.1 if weights == "int8" else 1.0)
 
 
 @torch.inference_mode()
