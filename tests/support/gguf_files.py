@@ -97,8 +97,8 @@ def tensors_of(model, kind, types):
         if weight.dim() == 3:
             changed[name] = _experts(tensors, name, weight, KINDS[types["*"]], number)
             continue
-        called, _ = names.theirs(name)
-        assert names.hugging_face(called, 1) == [name]
+        called, _ = names.gguf_name(name)
+        assert names.hugging_face_names(called, 1) == [name]
         if called == "output.weight" and model.config.tie_word_embeddings:
             continue
         part = called.split(".")[-2]

@@ -41,7 +41,7 @@ _OF_EXPERTS = {  # the projections in a file that make up one parameter of an ex
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
-def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
+def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
     """Load the weights of a surveyed model.
 
     where: the checkpoint's path, for messages.
@@ -49,10 +49,10 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
     Raises:
         InputError: for missing, unexpected, unreadable or wrongly shaped weights, naming one.
     """
-    check_adapted(found, stored, where, placing)
-    model = found.model
+    check_adapted(surveyed, stored, where, placing)
+    model = surveyed.model
     _make_buffers(model, placing.device)
-    loader, layer = _Loader(found, placing, where, stored), ""
+    loader, layer = _Loader(surveyed, placing, where, stored), ""
     for target, read in loader.reads().items():
         at = _LAYER.search(target)
         if at is not None and at[1] != layer:
@@ -63,7 +63,7 @@ def fill(found: Survey, stored: StoredWeights, placing: Placing, where: str) -> 
     model.requires_grad_(False)
 
 
-def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Placing) -> None:
+def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: Placing) -> None:
     """Compare the names and sizes of a checkpoint's tensors with the model's, without their values.
 
     Raises:
@@ -73,7 +73,7 @@ def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Pla
         sizes=stored.sizes, tensor=lambda name: torch.empty(stored.sizes[name], device="meta")
     )
     unread = replace(placing, storage=Storage.PLAIN)
-    loader, given = _Loader(found, unread, where, sizes), dict[str, tuple[int, ...]]()
+    loader, given = _Loader(surveyed, unread, where, sizes), dict[str, tuple[int, ...]]()
     for target, read in loader.reads().items():
         try:
             given |= {name: tuple(_first(value).shape) for name, value in read().items()}
@@ -82,9 +82,11 @@ def check_adapted(found: Survey, stored: StoredWeights, where: str, placing: Pla
                 f"model {where}: the weights that make {target} do not fit each other: the config "
                 f"is another model's, or the file damaged ({error_line(error)})"
             ) from error
-    left = {name: at for name, at in loader.left.items() if not loader.leaves_out(name)}
+    left = {name: at for name, at in loader.left.items() if not loader.can_ignore(name)}
     given |= {name: stored.sizes[at] for name, at in left.items()}
-    check_fit(loader.needed(given), given, f"model {where}", found.body.config.model_type)
+    check_fit(
+        loader.required_sizes(given), given, f"model {where}", surveyed.body.config.model_type
+    )
 
 
 def _first(value: Any) -> Any:
@@ -115,9 +117,11 @@ class _Loader:
     left: tensors without a place in the model, from their renamed name to their name in the file.
     """
 
-    def __init__(self, found: Survey, placing: Placing, where: str, stored: StoredWeights) -> None:
-        self._found, self._placing, self._where, self._stored = found, placing, where, stored
-        model = found.model
+    def __init__(
+        self, surveyed: Survey, placing: Placing, where: str, stored: StoredWeights
+    ) -> None:
+        self._surveyed, self._placing, self._where, self._stored = surveyed, placing, where, stored
+        model = surveyed.model
         self._wanted = model.state_dict()
         self._wide = tuple(model._get_dtype_plan(placing.dtype))
         self._tied = defaultdict[str, list[str]](list)
@@ -149,8 +153,8 @@ class _Loader:
             rename_source_key,
         )
 
-        found, stored, wanted = self._found, self._stored, self._wanted
-        model, merges = found.model, dict[str, Any]()
+        surveyed, stored, wanted = self._surveyed, self._stored, self._wanted
+        model, merges = surveyed.model, dict[str, Any]()
         mapping = get_model_conversion_mapping(model)
         renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in mapping if isinstance(each, WeightConverter)]
@@ -159,7 +163,7 @@ class _Loader:
         for stored_name in sorted(stored.sizes, key=dot_natural_key):
             name = _INSIDE.sub("", stored_name)
             for rules in ((renamings, converters), ([], [])):
-                target, pattern = rename_source_key(name, *rules, found.body_at, wanted)
+                target, pattern = rename_source_key(name, *rules, surveyed.body_at, wanted)
                 if target in wanted:
                     break
             if target not in wanted:
@@ -175,7 +179,7 @@ class _Loader:
     def _plain(self, name: str, target: str) -> dict[str, Any]:
         storage, stored = self._placing.storage, self._stored
         ends = storage is Storage.BLOCKS and target in (self._embedding, self._head)
-        if not ends and not (storage.is_stored and self._found.quantises(target)):
+        if not ends and not (storage.is_stored and self._surveyed.quantises(target)):
             return {target: stored.tensor(name)}
         kept = stored.linear(name.removesuffix(".weight"))
         if ends and kept is not None:
@@ -183,25 +187,25 @@ class _Loader:
             kept = kept if is_taken(kept) and self._rows is not None else None
         return {target: stored.tensor(name) if kept is None else kept}
 
-    def leaves_out(self, name: str) -> bool:
+    def can_ignore(self, name: str) -> bool:
         """Whether the weight `name`, which has no place in the model, may be ignored."""
-        found, config = self._found, self._found.body.config
-        patterns = found.model._keys_to_ignore_on_load_unexpected or ()
+        surveyed, config = self._surveyed, self._surveyed.body.config
+        patterns = surveyed.model._keys_to_ignore_on_load_unexpected or ()
         if any(re.search(each, name) for each in patterns) or name == self._head:
             return True
-        at = _LAYER.search(name) if name.startswith(f"{found.layers_at}.") else None
+        at = _LAYER.search(name) if name.startswith(f"{surveyed.layers_at}.") else None
         if at is None:  # from another part of a multimodal model, or from a verifier's head
-            return found.is_part or self._placing.has_others
+            return surveyed.is_part or self._placing.has_others
         further = getattr(config, "num_nextn_predict_layers", None) or 0
-        return 0 <= int(at[1]) - len(found.layers) < further
+        return 0 <= int(at[1]) - len(surveyed.layers) < further
 
-    def needed(self, given: Collection[str]) -> dict[str, tuple[int, ...]]:
+    def required_sizes(self, given: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the sizes of the tensors that must be given, by name.
 
         given: names of the tensors that are there. A tensor that is tied to one of them may be
             missing.
         """
-        ignored = self._found.model._keys_to_ignore_on_load_missing or ()
+        ignored = self._surveyed.model._keys_to_ignore_on_load_missing or ()
         return {
             name: tuple(tensor.shape)
             for name, tensor in self._wanted.items()
@@ -224,7 +228,7 @@ class _Loader:
     def _place(self, name: str, value: Any) -> None:
         self._missing.discard(name)
         path, _, leaf = name.rpartition(".")
-        module, placing = self._found.model.get_submodule(path), self._placing
+        module, placing = self._surveyed.model.get_submodule(path), self._placing
         if name == self._head and not placing.head:
             return
         like, what = self._wanted[name], f"model {self._where}: weight {name}"
@@ -240,19 +244,19 @@ class _Loader:
         wide = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._wide)
         placed = value.to(device=placing.device, dtype=torch.float32 if wide else like.dtype)
         check_finite(placed, value, what)
-        if name == self._head or name in self._found.products:
+        if name == self._head or name in self._surveyed.products:
             module._parameters.pop(leaf, None)
             if name == self._head:
                 linear = head_linear(Linear(placed), placing.storage)
             else:
-                quantised = placing.storage if self._found.quantises(name) else Storage.PLAIN
+                quantised = placing.storage if self._surveyed.quantises(name) else Storage.PLAIN
                 linear = quantise_linear(Linear(placed), quantised)
             module.__dict__[leaf] = self._product(linear, like)
         elif leaf in module._buffers:
             module._buffers[leaf] = placed
         else:
             setattr(module, leaf, torch.nn.Parameter(placed, requires_grad=False))
-        if path in self._found.experts and not any(each.is_meta for each in module.parameters()):
+        if path in self._surveyed.experts and not any(each.is_meta for each in module.parameters()):
             self._keep_experts(module, path)
 
     def _product(self, linear: Linear, like: Tensor) -> Product:

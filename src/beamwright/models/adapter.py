@@ -50,12 +50,12 @@ class Product:
         x, own, bias = (*args, None)[:3] if kwargs is None else (*args, *kwargs.values(), None)[:3]
         own.linear.bias = bias
         flat = x.reshape(-1, x.shape[-1])
-        found = by_rows(own.linear, flat, own._tile_rows)
+        product = by_rows(own.linear, flat, own._tile_rows)
         if own.shape[0] == 1 and not x.is_cuda:
             # The outputs of a gate, one per row, must not be contiguous: torch rounds the last few
             # elements of a contiguous vector differently, so that a row would depend on the batch.
-            return F.pad(found, (0, 1))[:, :1].view(*x.shape[:-1], 1)
-        return found.view(*x.shape[:-1], -1)
+            return F.pad(product, (0, 1))[:, :1].view(*x.shape[:-1], 1)
+        return product.view(*x.shape[:-1], -1)
 
 
 class EmbeddingRows:
@@ -72,8 +72,8 @@ class EmbeddingRows:
         if func is not F.embedding:
             raise TypeError(f"{func} of an embedding whose rows are in a file")
         token_ids, own = args[:2]
-        found: Tensor = own.rows[token_ids.flatten()].view(*token_ids.shape, -1)
-        return found
+        embedded: Tensor = own.rows[token_ids.flatten()].view(*token_ids.shape, -1)
+        return embedded
 
 
 class _Attention:
@@ -222,7 +222,7 @@ class Experts:
         return torch.cat([by_rows(each, part, self._tile_rows) for each, part in used if len(part)])
 
 
-class _Passed:
+class _BodyOutput:
     """The output of `_NoLayers`: its input as `last_hidden_state`, and None for other fields."""
 
     def __init__(self, hidden: Tensor) -> None:
@@ -242,16 +242,16 @@ class _NoLayers(torch.nn.Module):
         super().__init__()
         self.__dict__["body"] = body  # not registered as a submodule
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Passed:
-        return _Passed(inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _BodyOutput:
+        return _BodyOutput(inputs_embeds)
 
     def __getattr__(self, name: str) -> Any:
         """Return the body's attribute if it is a number, otherwise this module.
 
         Some models reach the body through one more module, whose name this resolves to itself.
         """
-        found = getattr(self.body, name, None)
-        return found if isinstance(found, int | float) else self
+        value = getattr(self.body, name, None)
+        return value if isinstance(value, int | float) else self
 
 
 def steps_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
@@ -268,25 +268,27 @@ def _forms(layer: torch.nn.Module) -> tuple[object, ...]:
 class AdaptedDecoder(Decoder):
     """A `Decoder` over a model of `transformers`.
 
-    found: the survey of the model, after its weights were loaded.
+    surveyed: the survey of the model, after its weights were loaded.
     """
 
     def __init__(
-        self, found: Survey, shape: ModelShape, dtype: torch.dtype, tile_rows: int | None
+        self, surveyed: Survey, shape: ModelShape, dtype: torch.dtype, tile_rows: int | None
     ) -> None:
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
-        self._attention, self._model = _Attention(), found.model
-        self._embedding, self._body = found.model.get_input_embeddings().weight, found.body
+        self._attention, self._model = _Attention(), surveyed.model
+        self._embedding, self._body = surveyed.model.get_input_embeddings().weight, surveyed.body
         # The embedding's device, not `--device`: "cuda" becomes "cuda:0".
         self.dtype, self.device = dtype, self._embedding.device
-        bind(found.model, self._attention, lambda module, *args: module.beamwright_experts(*args))
-        self.recurrent = self._recurrent(found)
-        found.model._modules[found.body_at] = _NoLayers(found.body)
-        path, _, self._leaf = found.layers_at.partition(".")[2].rpartition(".")
+        bind(
+            surveyed.model, self._attention, lambda module, *args: module.beamwright_experts(*args)
+        )
+        self.recurrent = self._recurrent(surveyed)
+        surveyed.model._modules[surveyed.body_at] = _NoLayers(surveyed.body)
+        path, _, self._leaf = surveyed.layers_at.partition(".")[2].rpartition(".")
         self._holder = self._body.get_submodule(path)
         self._layers = getattr(self._holder, self._leaf)
 
-    def _recurrent(self, found: Survey) -> tuple[Recurrent, ...]:
+    def _recurrent(self, surveyed: Survey) -> tuple[Recurrent, ...]:
         """Wrap the recurrent modules, so that they use the states of the current pass's view.
 
         Raises:
@@ -294,8 +296,8 @@ class AdaptedDecoder(Decoder):
         """
         known, made = dict[type, bool](), list[Recurrent]()
         in_blocks = steps_in_blocks(self.device, self.dtype)
-        for name, parts in found.recurrent.items():
-            layer, module = parts[0].layer, found.model.get_submodule(name)
+        for name, parts in surveyed.recurrent.items():
+            layer, module = parts[0].layer, surveyed.model.get_submodule(name)
             own = [part for part in self.shape.states if part.layer == layer]
             each = Recurrent(module, layer, own, self.dtype)
             if type(module) not in known:
@@ -324,8 +326,8 @@ class AdaptedDecoder(Decoder):
     ) -> Tensor:
         self._attention.view = view
         self._holder._modules[self._leaf] = self._layers
-        found = self._body(token_ids[None], position_ids=positions[None], use_cache=False)
-        states: Tensor = found.last_hidden_state[0]
+        output = self._body(token_ids[None], position_ids=positions[None], use_cache=False)
+        states: Tensor = output.last_hidden_state[0]
         return states if read is None else states.index_select(0, read)
 
     def logits(self, hidden: Tensor) -> Tensor:

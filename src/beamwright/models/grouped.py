@@ -61,23 +61,23 @@ def _can_multiply() -> bool:
     return close(product, F.linear(x, weight))
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
+def close(actual: Tensor, expected: Tensor) -> bool:
     """Whether two products differ by no more than rounding."""
-    most = TOLERANCE[found.dtype]
-    return torch.allclose(found, expected, rtol=most, atol=most)
+    most = TOLERANCE[actual.dtype]
+    return torch.allclose(actual, expected, rtol=most, atol=most)
 
 
 # --- codes ---------------------------------------------------------------------------------------
 
 
-def check_size(found: tuple[int, ...], size: tuple[int, ...], what: str) -> None:
-    """Check that the size `found` of a weight is the `size` that the config requires.
+def check_size(actual: tuple[int, ...], size: tuple[int, ...], what: str) -> None:
+    """Check that the size `actual` of a weight is the `size` that the config requires.
 
     Raises:
         InputError: if not. It names the weight, `what`.
     """
-    if found != size:
-        raise InputError(f"{what} has shape {found}, config says {size}")
+    if actual != size:
+        raise InputError(f"{what} has shape {actual}, config says {size}")
 
 
 class GroupedLinear(Linear):

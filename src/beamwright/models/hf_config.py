@@ -19,9 +19,14 @@ from typing import Any
 from beamwright.errors import InputError, UnsupportedModelError, error_line
 from beamwright.io import read_beside, read_object
 from beamwright.models.formats import described
-from beamwright.models.formats.files import check_method, packed_sizes, quantisation, read_written
+from beamwright.models.formats.files import (
+    check_method,
+    packed_sizes,
+    quantisation,
+    read_config_file,
+)
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.known import CONFIGS, QUANTISATION, said
+from beamwright.models.formats.known import CONFIGS, QUANTISATION, nonempty_keys
 from beamwright.models.hub import BUNDLED, resolve_folder
 from beamwright.models.named import NAMED_SHAPES, capped, frequencies, named_shape, shape_from_text
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
@@ -97,7 +102,7 @@ def read_shape(
             not implemented, or values that make no model.
     """
     try:
-        written = described.read_config(folder) if is_gguf(folder) else read_written(folder)
+        written = described.read_config(folder) if is_gguf(folder) else read_config_file(folder)
         _check_counts(written)
         _check_weights(written)
         shape = None
@@ -254,7 +259,7 @@ def _check_weights(values: Mapping[str, Any]) -> None:
     if (quantised := quantisation(values)) is not None:
         try:
             check_method(quantised)
-            QUANTISATION.check(said(quantised), "config.json")
+            QUANTISATION.check(nonempty_keys(quantised), "config.json")
         except UnsupportedModelError as error:
             raise NotBuiltError(
                 f"{error}: take the original checkpoint with --weights int4, a verifier's with "

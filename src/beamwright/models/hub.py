@@ -50,7 +50,7 @@ def resolve_folder(
     if is_gguf(folder):
         return shards(folder)[0]
     if not folder.is_dir():
-        raise InputError(_in_vllm(spec) or f"{option}: {_instead(spec, role, known)}")
+        raise InputError(_vllm_advice(spec) or f"{option}: {_explain_missing(spec, role, known)}")
     if (file := _gguf_in(folder)) is not None:
         return resolve_folder(str(file), role)
     if not (folder / "config.json").is_file():
@@ -73,18 +73,18 @@ def _gguf_in(folder: Path, tag: str = "") -> Path | None:
     Raises:
         InputError: if there are several models.
     """
-    found = sorted(folder.rglob(_ANY_GGUF) if tag else folder.glob(_ANY_GGUF))
-    found = [file for file in found if tag.lower() in file.name.lower()]
-    if not found or (not tag and any(folder.glob("*.safetensors"))):
+    files = sorted(folder.rglob(_ANY_GGUF) if tag else folder.glob(_ANY_GGUF))
+    files = [file for file in files if tag.lower() in file.name.lower()]
+    if not files or (not tag and any(folder.glob("*.safetensors"))):
         return None
-    models = [file for file in found if "mmproj" not in file.name and file in shards(file)[:1]]
+    models = [file for file in files if "mmproj" not in file.name and file in shards(file)[:1]]
     if len(models) != 1:
         names = ", ".join(file.name for file in models)[:_LONGEST_LINE]
         raise InputError(f"{folder}: which of its GGUF files? {names}")
     return models[0]
 
 
-def _in_vllm(spec: str) -> str | None:
+def _vllm_advice(spec: str) -> str | None:
     """Return advice if `spec` names the former option "vllm:MODEL"; None otherwise."""
     kind, _, place = spec.partition(":")
     name = place.removeprefix("hf:").partition("?")[0] or "PATH"
@@ -92,7 +92,7 @@ def _in_vllm(spec: str) -> str | None:
     return f"vllm: start `vllm serve {name}` and name it: --model {url}" if kind == "vllm" else None
 
 
-def _instead(spec: str, role: str, known: str) -> str:
+def _explain_missing(spec: str, role: str, known: str) -> str:
     """Return what is wrong with `spec`, which is not a folder, and what may have been meant."""
     folder = Path(spec)
     if folder.is_file():

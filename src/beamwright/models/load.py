@@ -32,16 +32,16 @@ from beamwright.errors import (
     error_line,
     message_of,
 )
-from beamwright.models.adapted_weights import check_adapted, fill
+from beamwright.models.adapted_weights import check_adapted, load_adapted
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, digest_later
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.formats.described import gguf_remarks
-from beamwright.models.formats.files import quantisation, read_written
+from beamwright.models.formats.files import quantisation, read_config_file
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.known import CONFIGS, HARMLESS, QUANTISATION, KeyTable, said
+from beamwright.models.formats.known import CONFIGS, HARMLESS, QUANTISATION, KeyTable, nonempty_keys
 from beamwright.models.hf_config import config_of, read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import packer, prepack, quiet_import
@@ -141,9 +141,9 @@ def load_model(
     placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
     decoder: Decoder
     if shape.built is not None and folder is not None:
-        found = survey(config_of(folder), dtype)
-        fill(found, open_checkpoint(folder), placing, str(folder))
-        decoder = AdaptedDecoder(found, shape, dtype, tile)
+        surveyed = survey(config_of(folder), dtype)
+        load_adapted(surveyed, open_checkpoint(folder), placing, str(folder))
+        decoder = AdaptedDecoder(surveyed, shape, dtype, tile)
     else:
         if folder is not None:
             shape, weights = load_weights(folder, shape, placing)
@@ -160,15 +160,15 @@ def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
     """Return one line for each item in a model's files that may matter but is not used."""
     if is_gguf(folder):
         return (*gguf_remarks(folder), *codec.remarks)
-    written, where = read_written(folder), f"model {folder}"
+    written, where = read_config_file(folder), f"model {folder}"
     if (table := CONFIGS.get(written["model_type"])) is None:
         # The modules of `transformers` are taken to read every attribute of their config class.
         config = config_of(folder)
         known = {*vars(type(config)()), *config.attribute_map, *CONFIGS["llama"].used}
         known.add("per_layer_config")
         table = KeyTable("config.json", (*known, *(f"{key}.*" for key in known)), HARMLESS)
-    method = QUANTISATION.check(said(quantisation(written) or {}), where)
-    return (*table.check(said(written), where), *method, *codec.remarks)
+    method = QUANTISATION.check(nonempty_keys(quantisation(written) or {}), where)
+    return (*table.check(nonempty_keys(written), where), *method, *codec.remarks)
 
 
 def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:
@@ -277,8 +277,8 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
 
             if not why:
                 read = AutoModelForCausalLM.from_pretrained
-                model, found = read(folder, output_loading_info=True, **how)
-                why = _left_out(model, found)
+                model, info = read(folder, output_loading_info=True, **how)
+                why = _unloaded_weight(model, info)
     except Exception as error:  # `transformers` and its readers may raise anything
         why = message_of(error) if isinstance(error, ImportError) else error_line(error)
     if why:
@@ -287,15 +287,15 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def _left_out(model: Any, found: Mapping[str, Collection[str]]) -> str:
+def _unloaded_weight(model: Any, info: Mapping[str, Collection[str]]) -> str:
     """Return which weight `transformers` did not find, or did not use in a module that it has.
 
-    Return "" if there is none. found: the loading info of `transformers`.
+    Return "" if there is none. info: the loading info of `transformers`.
     """
-    if found["missing_keys"]:
-        return f"it finds no {min(found['missing_keys'])}"
+    if info["missing_keys"]:
+        return f"it finds no {min(info['missing_keys'])}"
     known = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-    unused = [name for name in found["unexpected_keys"] if name.rpartition(".")[0] in known]
+    unused = [name for name in info["unexpected_keys"] if name.rpartition(".")[0] in known]
     return f"it does not use {min(unused)}" if unused else ""
 
 
@@ -379,10 +379,10 @@ def has_bfloat16() -> bool:
     """Whether this CPU has instructions that multiply bfloat16; False if torch cannot tell."""
     known = getattr(torch.cpu, "get_capabilities", dict[str, object])
     try:
-        found = known()
+        capabilities = known()
     except RuntimeError:
         return False
-    return any(found.get(name) is True for name in _NATIVE)
+    return any(capabilities.get(name) is True for name in _NATIVE)
 
 
 @cache

@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.io import read_object, read_text
 from beamwright.models.formats import known
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.vocabulary import TokenFiles, cuts_of, read_vocabulary
+from beamwright.models.formats.vocabulary import TokenFiles, read_vocabulary, split_patterns
 
 FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -202,7 +202,7 @@ def _split_by_words(
         return ()
     state = json.loads(tokenizer.pre_tokenizer.__getstate__())
     rules = [part.get("pattern", {}) for part in state.get("pretokenizers", [state])]
-    ((by_words,),) = cuts_of("tekken")  # the rule of Mistral's own library
+    ((by_words,),) = split_patterns("tekken")  # the rule of Mistral's own library
     if {"Regex": by_words} in rules:
         return ()
     if written.get("fix_mistral_regex") is True:

@@ -50,11 +50,11 @@ def shards(file: Path) -> list[Path]:
     if match is None:
         return [file]
     before, of, count, after = match.groups()
-    found = [file.with_name(f"{before}{n:05}{of}{count}{after}") for n in range(1, int(count) + 1)]
-    for each in found:
+    files = [file.with_name(f"{before}{n:05}{of}{count}{after}") for n in range(1, int(count) + 1)]
+    for each in files:
         if not each.is_file():
             raise InputError(f"model {file}: shard {each.name} is missing")
-    return found
+    return files
 
 
 def read_model(file: Path) -> GgufHeader:
@@ -81,7 +81,7 @@ class Names:
         self._outside: dict[str, str] = _WORDS["names"]
         self._ours = {ours: called for called, ours in (self._outside | self._layers).items()}
 
-    def theirs(self, name: str) -> tuple[str, int | None]:
+    def gguf_name(self, name: str) -> tuple[str, int | None]:
         """Return the GGUF name of a tensor, and the number of the expert in it, or None."""
         match = _IN_LAYER.fullmatch(name)
         if match is None:
@@ -92,7 +92,7 @@ class Names:
             return f"blk.{layer}.ffn_{expert[2]}_exps.{part}", int(expert[1])
         return f"blk.{layer}.{self._ours.get(stem)}.{part}", None
 
-    def hugging_face(self, name: str, count: int) -> list[str]:
+    def hugging_face_names(self, name: str, count: int) -> list[str]:
         """Return the names in a Hugging Face checkpoint of the GGUF tensor `name`.
 
         That is one name, `count` names for a tensor of as many experts, or none if it is unknown.
@@ -150,8 +150,8 @@ def read_config(file: Path) -> dict[str, Any]:
         UnsupportedModelError: for an architecture that is not supported, or for a key that asks for
             something that is not implemented.
     """
-    found, models, count = read_model(file), _WORDS["models"], len(shards(file))
-    metadata, tensors = found.metadata, found.tensors
+    header, models, count = read_model(file), _WORDS["models"], len(shards(file))
+    metadata, tensors = header.metadata, header.tensors
     kind, what = metadata.get("general.architecture", ""), metadata.get("general.type", "model")
     parts, held = metadata.get("split.count") or 1, "other weights" if tensors else "a vocabulary"
     known_models = ", ".join(models)
@@ -183,7 +183,7 @@ def read_config(file: Path) -> dict[str, Any]:
     window = given.get("attention.sliding_window", 4096 if kind == "gemma2" else None)
     rope = _rope(given, 1e6 if kind == "gemma3" else 1e4, config["max_position_embeddings"])
     if (factors := tensors.get("rope_freqs.weight")) is not None:
-        rope = _of_llama3(factors, rope, kind)
+        rope = _llama3_rope(factors, rope, kind)
     if kind in _PERIOD:
         config["query_pre_attn_scalar"] = usual if layers == _UNUSUAL_SCALE[kind] else width
         period = given.get("attention.sliding_window_pattern", _PERIOD[kind])
@@ -220,8 +220,8 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def gguf_remarks(file: Path) -> tuple[str, ...]:
     """Return one line for each unknown key that does not begin with the architecture's name."""
-    found = read_header(shards(file)[0]).metadata
-    others = [key for key in found if not key.startswith(f"{found.get('general.architecture')}.")]
+    metadata = read_header(shards(file)[0]).metadata
+    others = [k for k in metadata if not k.startswith(f"{metadata.get('general.architecture')}.")]
     return known.GGUF_FILE.check(others, f"model {file}")
 
 
@@ -245,7 +245,7 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
     return rope | {"rope_type": kind, "factor": factor}
 
 
-def _of_llama3(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
+def _llama3_rope(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return `rope` with Llama 3's scaling, if the file's factors of all frequencies follow it.
 
     place: the tensor with one factor per frequency. The largest factor, which divides the slowest
@@ -258,14 +258,14 @@ def _of_llama3(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
         stream.seek(place.start)
         factors = struct.unpack(f"<{place.size // 4}f", stream.read(place.size))
     rope |= {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
-    expected = zip(factors, _llama3(rope, len(factors)), strict=True)
+    expected = zip(factors, _llama3_factors(rope, len(factors)), strict=True)
     differs = any(not math.isclose(*pair, rel_tol=1e-3) for pair in expected)
     odd = bool(place.kind) or differs or kind != "llama"
     refuse((odd, "GGUF rope factors other than Llama 3's are not read"))
     return rope
 
 
-def _llama3(rope: dict[str, Any], count: int) -> Iterator[float]:
+def _llama3_factors(rope: dict[str, Any], count: int) -> Iterator[float]:
     """Yield the factor by which Llama 3's scaling divides each of `count` frequencies."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     for number in range(count):

@@ -33,15 +33,15 @@ _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quan
 
 def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the section of a model's config that describes quantisation; None if there is none."""
-    found = config.get("quantization_config") or config.get("compression_config")
+    section = config.get("quantization_config") or config.get("compression_config")
     if config.get("quantization"):
         return {"quant_method": "MLX"}
-    if not found:
+    if not section:
         return None
-    return found if isinstance(found, dict) else {}
+    return section if isinstance(section, dict) else {}
 
 
-def read_written(folder: Path) -> dict[str, Any]:
+def read_config_file(folder: Path) -> dict[str, Any]:
     """Read a folder's config.json, and add the quantisation in hf_quant_config.json if it has none.
 
     Raises:
@@ -125,13 +125,13 @@ def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
     named = read_object(config).get("transformers_weights") if config.is_file() else None
     first = next((name for name in _USUAL if (folder / name).is_file()), None)
     if (file := named or first) is None:
-        return {}, _by_name(folder)
+        return {}, _unindexed_files(folder)
     if not str(file).endswith(_INDEX):
-        return {}, [_inside(folder, file)]
-    files = read_object(index := _inside(folder, file)).get("weight_map")
+        return {}, [_named_file(folder, file)]
+    files = read_object(index := _named_file(folder, file)).get("weight_map")
     if not isinstance(files, dict):
         raise InputError(f"model index {index}: it has no weight_map of tensors to files")
-    where = {name: _inside(folder, shard) for name, shard in files.items()}
+    where = {name: _named_file(folder, shard) for name, shard in files.items()}
     return where, sorted(set(where.values()))
 
 
@@ -147,7 +147,7 @@ def adapter_of(folder: Path) -> str | None:
     )
 
 
-def _inside(folder: Path, file: object) -> Path:
+def _named_file(folder: Path, file: object) -> Path:
     """Return the path of a file in `folder` that a config or an index names.
 
     Raises:
@@ -159,19 +159,19 @@ def _inside(folder: Path, file: object) -> Path:
     return path
 
 
-def _by_name(folder: Path) -> list[Path]:
+def _unindexed_files(folder: Path) -> list[Path]:
     """Return the weight files of a folder without an index: all shards of a set, or a single file.
 
     Raises:
         InputError: if there are none, several sets or files, or an incomplete set.
     """
     for pattern in _PATTERNS:
-        found = sorted(path for path in folder.glob(pattern) if path.is_file())
-        sets = {match.groups() for path in found if (match := _SHARD.fullmatch(path.name))}
-        if [len(found)] == ([int(count) for _, count in sets] or [1]):
-            return found
-        if found:
-            names = ", ".join(path.name for path in found[:_MOST_NAMES])
+        files = sorted(path for path in folder.glob(pattern) if path.is_file())
+        sets = {match.groups() for path in files if (match := _SHARD.fullmatch(path.name))}
+        if [len(files)] == ([int(count) for _, count in sets] or [1]):
+            return files
+        if files:
+            names = ", ".join(path.name for path in files[:_MOST_NAMES])
             raise InputError(
                 f"model {folder}: which of its files are the model? {names}: there is neither "
                 f"{_USUAL[0]} nor {_USUAL[1]}; fetch the index, or the missing shards"

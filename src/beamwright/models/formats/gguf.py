@@ -81,20 +81,20 @@ class GgufWeights:
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """The sizes of all tensors by name, see `StoredWeights`; each expert's are separate."""
-        found = {}
+        shapes = {}
         for name, place in self._where.items():
-            known = self._names.hugging_face(name, place.shape[0])
+            known = self._names.hugging_face_names(name, place.shape[0])
             if not known:
-                found[name] = place.shape
+                shapes[name] = place.shape
             for ours in known:
-                found[ours] = (self._find(ours) or (place,))[0].shape
-        return found
+                shapes[ours] = (self._find(ours) or (place,))[0].shape
+        return shapes
 
     def tensor(self, name: str) -> Tensor | None:
         """Return a copy of a tensor, in float32 if it is quantised; None if it does not exist."""
-        if (found := self._find(name)) is None:
+        if (located := self._find(name)) is None:
             return None
-        place, order = found
+        place, order = located
         dtype = _PLAIN.get(place.kind, torch.float32)
         whole, at = torch.empty(prod(place.shape), dtype=dtype), 0
         for piece in _pieces(place):
@@ -124,10 +124,10 @@ class GgufWeights:
 
     def linear(self, name: str) -> BlockLinear | None:
         """Return a projection in the file's blocks; None for types without a linear scale."""
-        found = self._find(f"{name}.weight")
-        if found is None or found[0].kind not in PARTS or len(found[0].shape) != 2:
+        located = self._find(f"{name}.weight")
+        if located is None or located[0].kind not in PARTS or len(located[0].shape) != 2:
             return None
-        place, order = found
+        place, order = located
         rows = _mapped(place).view(place.shape[0], -1)
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
@@ -137,7 +137,7 @@ class GgufWeights:
         A place has the rows of one expert if `name` is an expert's. The whole result is None if the
         file has no such tensor.
         """
-        called, expert = self._names.theirs(name)
+        called, expert = self._names.gguf_name(name)
         if (place := self._where.get(called)) is None:
             return None
         if expert is not None:
@@ -209,7 +209,7 @@ def _nibbles(packed: Tensor, run: int) -> Tensor:
     return torch.cat([runs & 15, runs >> 4], dim=-1).flatten(1)
 
 
-def _fifth(packed: Tensor) -> Tensor:
+def _fifth_bits(packed: Tensor) -> Tensor:
     """Unpack the fifth bits of 32 codes from 4 bytes, and shift them to their place in a code."""
     return (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
 
@@ -240,8 +240,10 @@ def _q6_k(blocks: Tensor) -> Groups:
 PARTS: dict[int, Callable[[Tensor], Groups]] = {
     2: lambda b: Groups.around(8, 4, _nibbles(b[:, 2:], 16), _half(b, 0)),
     3: lambda b: Groups(4, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2)),
-    6: lambda b: Groups.around(16, 8, _nibbles(b[:, 6:], 16) | _fifth(b[:, 2:6]), _half(b, 0)),
-    7: lambda b: Groups(8, _nibbles(b[:, 8:], 16) | _fifth(b[:, 4:8]), _half(b, 0), _half(b, 2)),
+    6: lambda b: Groups.around(16, 8, _nibbles(b[:, 6:], 16) | _fifth_bits(b[:, 2:6]), _half(b, 0)),
+    7: lambda b: Groups(
+        8, _nibbles(b[:, 8:], 16) | _fifth_bits(b[:, 4:8]), _half(b, 0), _half(b, 2)
+    ),
     8: lambda b: Groups.around(128, 8, b[:, 2:] ^ 128, _half(b, 0)),
     12: lambda b: Groups(4, _nibbles(b[:, 16:], 32), *_k_scales(b)),
     13: _q5_k,

@@ -82,8 +82,8 @@ def read_header(file: Path, *, texts: bool = False) -> GgufHeader:
         UnsupportedModelError: if a tensor has a type that is not supported.
     """
     try:
-        found = file.stat()
-        return (_read if texts else _known)(file, texts, found.st_size, found.st_mtime_ns)
+        status = file.stat()
+        return (_read if texts else _read_cached)(file, texts, status.st_size, status.st_mtime_ns)
     except (OSError, ValueError, struct.error, OverflowError) as error:
         raise InputError(f"model file {file}: cannot be read ({message_of(error)})") from error
 
@@ -96,7 +96,7 @@ def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
 # `_read` with a cache, for headers without texts, because texts are large.
 #
 # The size and time of the file are part of the key, so that a file that changed is read again.
-_known = lru_cache(maxsize=16)(_read)
+_read_cached = lru_cache(maxsize=16)(_read)
 
 
 class _Cursor:
@@ -124,8 +124,8 @@ class _Cursor:
             raise ValueError(f"a value of type {kind}")
         each, count = *self._numbers("I"), *self._numbers("Q")
         if each == _TEXT:
-            found = self._texts_of(count)
-            return found if self._texts else count
+            listed = self._texts_of(count)
+            return listed if self._texts else count
         if each not in _NUMBERS:
             raise ValueError(f"a list of values of type {each}")
         return list(self._numbers(_NUMBERS[each], count))
@@ -135,15 +135,15 @@ class _Cursor:
 
         Every text takes bytes, so a count that is too large ends in an error.
         """
-        data, at, found, wanted = self._data, self._at, list[str](), self._texts
+        data, at, collected, wanted = self._data, self._at, list[str](), self._texts
         for _ in range(count):
             first = at + _LENGTH.size
             if first > len(data) or (at := first + _LENGTH.unpack_from(data, at)[0]) > len(data):
                 raise ValueError("it ends too early")
             if wanted:
-                found.append(data[first:at].decode("utf-8", "replace"))
+                collected.append(data[first:at].decode("utf-8", "replace"))
         self._at = at
-        return found
+        return collected
 
     def header(self) -> GgufHeader:
         """Read the whole header of a file of version 2 or 3."""
@@ -153,16 +153,20 @@ class _Cursor:
         if version not in (2, 3):
             raise ValueError(f"GGUF version {version}; 2 and 3 are read")
         metadata = {self._text(): self._value(*self._numbers("I")) for _ in range(counts[1])}
-        found = {name: self._tensor(name) for name in (self._text() for _ in range(counts[0]))}
+        tensors = {name: self._tensor(name) for name in (self._text() for _ in range(counts[0]))}
         step = metadata.get("general.alignment", 32)
-        if not isinstance(step, int) or not 0 < step <= _MOST_ALIGNMENT or len(found) != counts[0]:
+        if (
+            not isinstance(step, int)
+            or not 0 < step <= _MOST_ALIGNMENT
+            or len(tensors) != counts[0]
+        ):
             raise ValueError("tensors of the same name, or an alignment that is none")
         first = -(-self._at // step) * step
-        for name, place in found.items():
-            found[name] = place._replace(start=first + place.start)
+        for name, place in tensors.items():
+            tensors[name] = place._replace(start=first + place.start)
             if first + place.start + place.size > len(self._data):
                 raise ValueError(f"tensor {name!r:.80} ends behind the file")
-        return GgufHeader(metadata, found)
+        return GgufHeader(metadata, tensors)
 
     def _tensor(self, name: str) -> Place:
         """Read a tensor's entry. The `start` in it counts from the first byte of all tensors."""

@@ -56,16 +56,16 @@ def is_among(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def said(values: Mapping[str, Any]) -> list[str]:
+def nonempty_keys(values: Mapping[str, Any]) -> list[str]:
     """Return the keys that are set; nested ones as `outer.inner`.
 
     Keys whose values are empty, such as None, False, 0 and {}, are left out.
     """
-    found = []
+    keys = []
     for key, value in values.items():
-        nested = said(value) if isinstance(value, dict) else [""] * bool(value)
-        found += [f"{key}.{inner}" if inner else key for inner in nested]
-    return found
+        nested = nonempty_keys(value) if isinstance(value, dict) else [""] * bool(value)
+        keys += [f"{key}.{inner}" if inner else key for inner in nested]
+    return keys
 
 
 # --- the tables ------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def check_fit(
         if stored[name] != size
     ][:1]
     causes = _TABLES["causes"]
-    found = [why for pattern, why in causes.items() if left and fnmatchcase(left[0], pattern)]
-    found.append(causes["missing" if missing and not left else "other"])
+    reasons = [why for pattern, why in causes.items() if left and fnmatchcase(left[0], pattern)]
+    reasons.append(causes["missing" if missing and not left else "other"])
     if faults:
-        raise InputError(f"{where}: {', '.join(faults)}: {found[0]}")
+        raise InputError(f"{where}: {', '.join(faults)}: {reasons[0]}")

@@ -76,11 +76,11 @@ class PlainFiles:
         self.sizes: dict[str, tuple[int, ...]] = {}
         indexed, files = weight_files(folder)
         for path in files:
-            found = self._open(path)
-            for name in found.keys():  # noqa: SIM118 - safetensors' is no mapping
+            opened = self._open(path)
+            for name in opened.keys():  # noqa: SIM118 - safetensors' is no mapping
                 if indexed.get(name, path) == path:
-                    shape = found[name].shape if isinstance(found, dict) else None
-                    self.sizes[name] = tuple(shape or found.get_slice(name).get_shape())
+                    shape = opened[name].shape if isinstance(opened, dict) else None
+                    self.sizes[name] = tuple(shape or opened.get_slice(name).get_shape())
                     self._where[name] = path
         for name, path in indexed.items():
             if name not in self._where:

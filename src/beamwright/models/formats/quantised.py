@@ -107,26 +107,26 @@ class QuantisedFiles:
         stems = {n.removesuffix(end) for n in self._stored for end in form.main if n.endswith(end)}
         quantised = [stem for stem in sorted(stems) if self._main(stem + form.weight) is not None]
         parts = {stem + end for stem in quantised for end in (*form.main, *form.beside)}
-        found = {name: size for name, size in self._stored.items() if name not in parts}
+        shapes = {name: size for name, size in self._stored.items() if name not in parts}
         for stem in quantised:
             ends = [end for end in (*form.main, *form.beside) if stem + end in self._stored]
             with self._reading(stem + form.weight):
-                found[stem + form.weight] = form.size(
+                shapes[stem + form.weight] = form.size(
                     {end: self._stored[stem + end] for end in ends},
                     lambda end, stem=stem: self._files.tensor(stem + end),  # type: ignore[misc]
                     self._config,
                 )
-        return found
+        return shapes
 
     def tensor(self, name: str) -> Tensor | None:
         """Return a copy of a tensor, in float32 if it is quantised; None if it does not exist."""
-        found = self._read(name)
-        return found.values() if isinstance(found, Groups) else found
+        weight = self._read(name)
+        return weight.values() if isinstance(weight, Groups) else weight
 
     def linear(self, name: str) -> GroupedLinear | None:
         """Return a quantised projection; None if it has no codes with a scale per group."""
-        found = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
-        return found.linear() if isinstance(found, Groups) else None
+        weight = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
+        return weight.linear() if isinstance(weight, Groups) else None
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
         """Return a reader of single rows; None if the tensor is quantised."""
@@ -162,10 +162,10 @@ class QuantisedFiles:
 
 def need(part: Part, ending: str) -> Tensor:
     """Return a tensor; raise ValueError if it is missing."""
-    found = part(ending)
-    if found is None:
+    tensor = part(ending)
+    if tensor is None:
         raise ValueError(f"there is no {ending.removeprefix('.')}")
-    return found
+    return tensor
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
@@ -283,7 +283,7 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     """
     scale, packed = need(part, ".weight_scale"), part(".weight_packed")
     if packed is None:
-        return _whole(need(part, ".weight"), scale, part(".weight_zero_point"), config)
+        return _read_unpacked(need(part, ".weight"), scale, part(".weight_zero_point"), config)
     rows, columns = need(part, ".weight_shape").tolist()
     bits = _weights_of(config)["num_bits"]
     if part(".weight_g_idx") is not None:
@@ -297,7 +297,7 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     return Groups.around(zero, bits, codes.contiguous(), scale)
 
 
-def _whole(
+def _read_unpacked(
     weight: Tensor, scale: Tensor, zero: Tensor | None, config: Mapping[str, Any]
 ) -> Groups | Tensor:
     """Read unpacked weights of compressed-tensors: int8 codes or 8-bit floats."""
@@ -315,10 +315,10 @@ def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ValueError: if another group has a different number of bits.
     """
-    found = [group["weights"] for group in config["config_groups"].values()]
-    if any(each.get("num_bits") != found[0].get("num_bits") for each in found):
+    sections = [group["weights"] for group in config["config_groups"].values()]
+    if any(each.get("num_bits") != sections[0].get("num_bits") for each in sections):
         raise ValueError("groups of projections with different bits are not read")
-    weights: Mapping[str, Any] = found[0]
+    weights: Mapping[str, Any] = sections[0]
     return weights
 
 
@@ -394,7 +394,7 @@ def _bitsandbytes_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -
 
 
 def _bitsandbytes_state(part: Part) -> dict[str, Any]:
-    written = next((found for name in _STATES if (found := part(name)) is not None), None)
+    written = next((tensor for name in _STATES if (tensor := part(name)) is not None), None)
     if written is None:
         raise ValueError("there is no quant_state")
     state: dict[str, Any] = json.loads(bytes(written.tolist()))

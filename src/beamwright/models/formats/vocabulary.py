@@ -43,7 +43,7 @@ class TokenFiles(NamedTuple):
     adds_bos: bool = False
 
 
-def cuts_of(name: str) -> list[list[str]]:
+def split_patterns(name: str) -> list[list[str]]:
     """Return the regular expressions of the pre-tokenizer `name`, a value of `tokenizer.ggml.pre`.
 
     Each inner list is one pre-tokenizer: each expression splits the pieces that the expressions
@@ -60,14 +60,14 @@ def read_vocabulary(file: Path) -> TokenFiles:
         UnsupportedModelError: for a tokenizer that is not supported, or for lists of tokens, scores
             or merges that do not fit each other.
     """
-    found, where = read_header(shards(file)[0], texts=True).metadata, f"model {file}: {_AT}"
-    model, pre = found.get(f"{_AT}model"), found.get(f"{_AT}pre")
-    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(_list(found, "tokens", str))]
+    metadata, where = read_header(shards(file)[0], texts=True).metadata, f"model {file}: {_AT}"
+    model, pre = metadata.get(f"{_AT}model"), metadata.get(f"{_AT}pre")
+    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(_list(metadata, "tokens", str))]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    kinds = _list(found, "token_type", int) or [_NORMAL] * len(tokens)
-    scores = _list(found, "scores", float, int)
-    pairs = [merge.partition(" ")[::2] for merge in _list(found, "merges", str)]
-    cuts, table = cuts_of(pre or "default"), read_beside(__file__)
+    kinds = _list(metadata, "token_type", int) or [_NORMAL] * len(tokens)
+    scores = _list(metadata, "scores", float, int)
+    pairs = [merge.partition(" ")[::2] for merge in _list(metadata, "merges", str)]
+    cuts, table = split_patterns(pre or "default"), read_beside(__file__)
     ends_anywhere = frozenset(table["ends"])
     merged = chain.from_iterable((*pair, "".join(pair)) for pair in pairs)
     refuse(
@@ -83,7 +83,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     ids = (_OF_PIECES if model == "llama" else {}) | {
         role: id
         for role in {*_ROLES, *_ENDING}
-        if type(id := found.get(f"{_AT}{role}_token_id")) is int and 0 <= id < len(tokens)
+        if type(id := metadata.get(f"{_AT}{role}_token_id")) is int and 0 <= id < len(tokens)
     }
     special = {name: tokens[ids[role]] for role, name in _ROLES.items() if role in ids}
     # In Gemma's vocabulary </s> is an HTML tag, which is not a control token.
@@ -95,7 +95,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     }
     ends |= {ids[role] for role in _ENDING if role in ids}
     if model == "llama":
-        blank = found.get(f"{_AT}add_space_prefix", True)
+        blank = metadata.get(f"{_AT}add_space_prefix", True)
         normal = [text if kind == _NORMAL else "" for text, kind in zip(tokens, kinds, strict=True)]
         merges = _pairs(normal, scores, vocabulary)
         tokenizer = _pieces(vocabulary, merges, special["unk_token"], blank)
@@ -109,7 +109,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     at, line = "tokenizer.chat_template", "pre is not there: text may be cut in the wrong places"
     several = {
         key.removeprefix(at).removeprefix(".") or "default": text
-        for key, text in found.items()
+        for key, text in metadata.items()
         if (key == at or key.startswith(f"{at}.")) and isinstance(text, str)
     }
     return TokenFiles(
@@ -118,13 +118,13 @@ def read_vocabulary(file: Path) -> TokenFiles:
         several["default"] if several.keys() == {"default"} else several or None,
         (f"{where}{line}: take a newer file",) if model == "gpt2" and not pre else (),
         frozenset(ends),
-        bool(found.get(f"{_AT}add_bos_token", model == "llama" or pre in table["bos"])),
+        bool(metadata.get(f"{_AT}add_bos_token", model == "llama" or pre in table["bos"])),
     )
 
 
-def _list(found: dict[str, Any], name: str, *kinds: type) -> list[Any]:
+def _list(metadata: dict[str, Any], name: str, *kinds: type) -> list[Any]:
     """Return a list in the tokenizer's metadata; [] if it is missing or has other types."""
-    values = found.get(f"{_AT}{name}")
+    values = metadata.get(f"{_AT}{name}")
     return values if isinstance(values, list) and {*map(type, values)} <= {*kinds} else []
 
 
