@@ -200,9 +200,9 @@ class _Loader:
         return 0 <= int(at[1]) - len(surveyed.layers) < further
 
     def required_sizes(self, given: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of the tensors that must be given, by name.
+        """Return the sizes of the tensors that the checkpoint must have, by name.
 
-        given: names of the tensors that are there. A tensor that is tied to one of them may be
+        given: names of the tensors that it has. A tensor that is tied to one of them may be
             missing.
         """
         ignored = self._surveyed.model._keys_to_ignore_on_load_missing or ()

@@ -340,9 +340,9 @@ class AdaptedDecoder(Decoder):
         return F.embedding(token_ids, self._embedding)
 
     def first_layers(self) -> AdaptedDecoder:
-        """Return a copy with the layers up to the first one of the last kind to appear.
+        """Return a copy that ends after the layer at which every kind of layer has appeared once.
 
-        All layers before it are kept, because modules contain their layer numbers.
+        Repeated kinds before this layer are kept too, because modules contain their layer numbers.
         """
         owners, firsts = dict(self.shape.shared), dict[object, int]()
         for number, layer in enumerate(self._layers):

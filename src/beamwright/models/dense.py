@@ -246,7 +246,7 @@ class DenseDecoder(Decoder):
 
         See `_own_rotary`, which selects the arguments of one layer.
         """
-        # The C library has its own tables, so with it these are first made when a view looks ahead.
+        # The C library has its own tables. With it these are made only when a view looks ahead.
         if self._far is None and self.shape.inv_freq:
             self._far, self._near = self._angles(self.dtype)
         if self._far is None:

@@ -7,9 +7,9 @@ round them.
 Most launches are captured in CUDA graphs. In the others the host's time counts. So kernels have few
 arguments, and arguments that vary cause no new compilation.
 
-EARLY, a parameter of every kernel that `launch` starts: the kernel begins while the kernel before
-it ends. It waits for that kernel's end before it reads anything except weights and tables, which no
-kernel writes.
+EARLY, a parameter of every kernel that `launch` starts: the kernel begins while the previous kernel
+is still running. It waits for the end of that kernel before it reads anything except weights and
+tables, which no kernel writes.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton
 reads `tl.constexpr` from them.

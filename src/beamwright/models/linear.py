@@ -44,7 +44,7 @@ from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
-_PROBED = 256  # most outputs that a probe computes; the order of a sum does not depend on them
+_PROBED = 256  # most outputs that a probe computes; sums have the same order for any number
 _BYTE_ZERO = 128
 _BYTE_RANGE = 255
 _BLOCK_VALUES = 1 << 20  # values quantised at a time, because float32 copies are made of them

@@ -46,7 +46,7 @@ class StoredRows:
         self, file: Path, start: int, row_bytes: int, turn: Callable[[Tensor], Tensor]
     ) -> None:
         self._where, self._turn = (file, start, row_bytes), turn
-        self._handle = os.open(file, os.O_RDONLY)  # still the same file if its name is reused
+        self._handle = os.open(file, os.O_RDONLY)  # the same file, even if it is replaced
         finalize(self, os.close, self._handle)
 
     def __getitem__(self, token_ids: Tensor) -> Tensor:

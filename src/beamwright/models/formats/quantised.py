@@ -359,7 +359,7 @@ def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     if weight.dtype == torch.int8:
         scale = need(part, ".SCB").float()[:, None] / 127
         return Groups.around(128, 8, weight.view(torch.uint8) ^ 128, scale)
-    weight = weight.contiguous().view(torch.uint8)  # stored in words of bnb_4bit_quant_storage
+    weight = weight.contiguous().view(torch.uint8)  # bnb_4bit_quant_storage may be wider
     state = _bitsandbytes_state(part)
     most = need(part, ".weight.absmax")
     if (of_most := part(".weight.nested_absmax")) is not None:  # the scales are quantised too
