@@ -69,6 +69,8 @@ def test_of_what_is_on_its_way_only_the_present_piece_still_moves(clock, link):
     link.cancel([running])
     assert running.finished
     assert link.bytes_moved[Direction.D2H] == 4
+    assert not following.finished
+    assert following.state is TransferState.QUEUED
     assert link.wait([following]) == 2.0  # one for the piece, one for itself
 
 
