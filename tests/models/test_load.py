@@ -187,3 +187,9 @@ def test_a_card_without_matrix_units_for_bfloat16_computes_in_float16_without_ke
     found = resolve_dtype("auto", "cuda", SMALL)
     assert found == dtype
     assert make_attention("auto", torch.device("cuda"), found).name == backend
+
+
+@pytest.mark.parametrize(("known", "fast"), [({"amx_bf16": True}, True), ({"avx2": True}, False)])
+def test_a_cpu_that_reports_bfloat16_instructions_is_fast_in_it(monkeypatch, known, fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    assert load.has_bfloat16.__wrapped__() is fast
