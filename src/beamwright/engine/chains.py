@@ -118,7 +118,7 @@ def _given(row: Row) -> PrefillRequest:
 
 
 def _owing(parents: Iterable[Node]) -> list[list[Node]]:
-    """Return the incomplete nodes on the paths to `parents`, in levels: ancestors come first."""
+    """Return nodes above `parents` whose KV lacks tokens, in levels: ancestors come first."""
     levels: dict[int, dict[Node, None]] = {}
     for parent in parents:
         chain = list(takewhile(lambda node: not is_complete(node), reversed(parent.path())))

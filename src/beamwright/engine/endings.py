@@ -301,8 +301,8 @@ class StopFinder:
 def _said_above(node: Node) -> tuple[list[Node], bool]:
     """Return the earlier steps of the node's reply in which stop strings count, nearest first.
 
-    These are the steps after the last thought. The second value is True if there is nothing but
-    thought before them. Blanks after that thought are then no part of the answer.
+    These are the steps after the last thought. The second value is True if the reply before them
+    is only a thought; whitespace after that thought then does not belong to the answer.
     """
     above = node.reply()[-2::-1]
     said = above if node.root.raw else [*takewhile(lambda step: not step.thought, above)]

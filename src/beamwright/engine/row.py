@@ -324,7 +324,7 @@ class Rows(Protocol):
         """
 
     def store(self, tokens: Mapping[Row, int]) -> None:
-        """Append to each row's segment the KV that is missing of its first `tokens[row]` tokens."""
+        """Append KV to each row's segment until it holds the row's first `tokens[row]` tokens."""
 
     def text(self, row: Row) -> str:
         """Return the text of the row's reply, up to and including the row's step."""

@@ -28,7 +28,7 @@ _CHANNELS = 256  # convolution channels per program
 
 @triton.jit
 def _places(table, row, number, BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr):
-    """Return the places in storage, int64, of numbers of a row's record.
+    """Return the storage offsets, int64, of the given elements of a row's state record.
 
     The code avoids `%`: Triton does not know what divides a remainder, and would then load each
     number separately.

@@ -213,7 +213,7 @@ _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
 def install_steps(
     recurrent: Recurrent, width: int, device: torch.device, *, in_blocks: bool
 ) -> None:
-    """Let a recurrent module use the steps of this file if results agree with its own.
+    """Replace a module's single-token step by this file's, if both give equal results.
 
     in_blocks: also try the kernels, which update states in the pool's blocks.
     """

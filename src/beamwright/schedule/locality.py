@@ -6,9 +6,9 @@ knows no tiers and no transfers. Without a demand it falls back to plain batches
 A round runs either in groups with barriers or with parking, whichever is estimated to be cheaper.
 A group reserves the memory for everything that it will write, and on average half of that memory
 is unused. With parking, nothing is reserved: a row is preempted (parked on the host) when blocks
-run out. The device is then always full, so the number of passes is about the KV bytes in use,
-summed over all passes, divided by the capacity. Parking costs transfers over the link, and passes
-with few rows at the end of a round. The constants come from simulated searches
+run out. The device is then always full. The number of passes is estimated as the sum over rows of
+KV bytes times passes, divided by the device's capacity. Parking costs transfers over the link, and
+passes with few rows at the end of a round. The constants come from simulated searches
 (docs/log/2026-11.md#parking).
 """
 

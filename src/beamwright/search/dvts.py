@@ -52,7 +52,7 @@ class DiverseTrees(BeamSearch):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """Return the prospects of all subtrees, each predicted within its subtree."""
+        """Predict which children each subtree may extend next; subtrees do not compete."""
         families = self._subtrees(beams).values()
         return best_first(each for family in families for each in self.likely(family))
 

@@ -93,7 +93,10 @@ def without_rounds(thought: str) -> str:
 
 
 class Told(NamedTuple):
-    """A reply, or its final part. thought: the reasoning. said: the answer's text."""
+    """A reply, or the part of it that can no longer change.
+
+    thought: the reasoning. said: the answer's text.
+    """
 
     thought: str = ""
     said: str = ""

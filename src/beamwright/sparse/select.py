@@ -173,8 +173,8 @@ class Token:
 
     seen: number of tokens that each row sees, this one included [rows].
     places: place of this token in each row's tail [rows]. The tail may not hold it yet.
-    num_places: number of places up to the largest of `places`.
-    classes: indices of the rows that select a given number of tokens, by that number.
+    num_places: the largest of `places`, plus one.
+    classes: the indices of rows by the number of tokens that these rows select.
     masks: result of `Selector._masks` for each class, computed once for all layers.
     """
 

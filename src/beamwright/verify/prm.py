@@ -96,8 +96,8 @@ class PrmVerifier:
 
         Ancestors that were not scored are read together with their descendant, and the aggregate of
         all these steps is its score. `nodes` may contain several steps of one path, ancestors
-        first. They are read in one pass. Steps of equal paths are computed once, as long as one
-        node of the path still exists.
+        first. They are read in one pass. If two paths have equal text, their KV is computed once
+        and shared while one of the nodes exists.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.

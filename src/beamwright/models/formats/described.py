@@ -108,9 +108,9 @@ class Names:
 
 
 def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
-    """Return the number of heads of the tensors that store rotary pairs next to each other.
+    """Return the heads of each tensor whose rotary pairs are adjacent, by part of its GGUF name.
 
-    The keys are parts of GGUF names. Hugging Face stores the halves of a head one after another.
+    GGUF stores such pairs next to each other; Hugging Face stores the halves of a head in turn.
     """
     if metadata.get("general.architecture") != "llama":
         return {}
