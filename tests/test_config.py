@@ -1,14 +1,13 @@
 import inspect
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.units import RESERVED_ARGS, parse_size
+from tables import beside
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_flat_options_find_their_section_and_override_the_recipe(recipe):
     assert (settings.memory.kv_memory, settings.step.delimiter) == (1024, ";")
 
 
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES = beside(__file__)
 
 
 @pytest.mark.parametrize("row", TABLES["recipes"], ids=lambda row: row["content"])

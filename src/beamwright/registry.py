@@ -8,8 +8,10 @@ one place. The tables are open: a plugin's declarations join them when its file 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -185,3 +187,12 @@ def rows_for_flag(flag: str) -> list[TableRow]:
 def declared_rows(name: str) -> list[TableRow]:
     """Return all rows, in all tables, that have an option with this name."""
     return [row for table in _TABLES for row in table.owners(name)]
+
+
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, which adds its declarations.
+
+    package, path: the package's `__name__` and `__path__`.
+    """
+    for module in pkgutil.iter_modules(path):
+        import_module(f"{package}.{module.name}")

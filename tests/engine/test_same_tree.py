@@ -8,10 +8,8 @@ import random
 import re
 import shutil
 from itertools import combinations, product
-from pathlib import Path
 
 import pytest
-import yaml
 from transformers import AutoConfig
 
 import fakes
@@ -32,8 +30,9 @@ from engines import (
 )
 from hybrids import EXPERTS, write_hybrid
 from recurring import check_states, load_recurring
+from tables import beside
 
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLE = beside(__file__)
 DECIDES, FREE = _TABLE["decides"], _TABLE["free"]
 DECIDES["search"] = {
     name: {"search": name} for name in STRATEGIES if name not in ("majority", "weighted")

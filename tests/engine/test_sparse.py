@@ -1,14 +1,12 @@
 """Whole searches that decode sparsely: everything selected is `tree`, and no schedule matters."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from beamwright.config import Settings
 from beamwright.errors import CapacityError, InputError
 from beamwright.saved.checkpoint import resumed_settings
 from engines import assert_nothing_allocated, exact_dtype
+from tables import beside
 
 PROBLEMS = [
     (i, f"Ann has {i + 3} apples. She eats {i % 3} and buys as many again.") for i in range(2)
@@ -125,7 +123,7 @@ def test_a_solution_says_what_was_read(make_solver):
     assert found["corrections"] == 0
 
 
-MISTAKES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MISTAKES = beside(__file__)
 
 
 @pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row["words"])

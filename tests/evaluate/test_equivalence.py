@@ -6,10 +6,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import yaml
 
 from beamwright.errors import UnavailableError
 from beamwright.evaluate.equivalence import AnswerChecker
+from tables import beside
 
 # A worker that hangs on "hang", dies on "die" and calls everything else equal.
 MISBEHAVING = """
@@ -149,7 +149,7 @@ def test_each_answer_has_the_deadline_to_itself():
 
 # --- kinds: what stands behind a number, in every spelling -------------------------------------
 
-UNITS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+UNITS = beside(__file__)
 
 
 @pytest.mark.parametrize("spelling", UNITS["spellings"])

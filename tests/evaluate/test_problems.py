@@ -2,17 +2,16 @@ import csv
 import io
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
 from beamwright.search.alike import options_of
+from tables import beside
 
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES = beside(__file__)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
 from beamwright.search.defaults import resolved
+from tables import beside
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
 
@@ -88,7 +88,7 @@ def test_a_name_is_fit_for_a_folder(named):
     assert list(runs) == ["hf_org_a_b-temperature0.5", "x-temperature0.5"]
 
 
-MISTAKES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MISTAKES = beside(__file__)
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)

@@ -2,10 +2,8 @@
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
-import yaml
 
 import engines
 from beamwright import Solver
@@ -13,8 +11,9 @@ from beamwright.errors import InputError, UnavailableError
 from beamwright.remote.dialects import CROWDED
 from beamwright.sections import SamplingSettings
 from scripted_server import PROPS, answered, drawn, llama_server, question, refuses, waited
+from tables import beside
 
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES = beside(__file__)
 
 
 def test_it_is_found_by_what_it_says_of_itself_and_all_that_changes_a_draw_is_said(

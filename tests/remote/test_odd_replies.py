@@ -4,11 +4,9 @@ import itertools
 import json
 import time
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
@@ -29,8 +27,9 @@ from scripted_server import (
     speaking,
 )
 from served import Served
+from tables import beside
 
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES = beside(__file__)
 KEY = "sk-very-secret"
 
 

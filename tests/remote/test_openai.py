@@ -5,10 +5,8 @@ import json
 import threading
 import time
 from email.utils import formatdate
-from pathlib import Path
 
 import pytest
-import yaml
 
 from beamwright.remote import connection
 from beamwright.remote import generator as client
@@ -23,8 +21,9 @@ from scripted_server import (
     speaking,
     waited,
 )
+from tables import beside
 
-ASKED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+ASKED = beside(__file__)
 
 # --- dialects --------------------------------------------------------------------------------
 

@@ -1,10 +1,8 @@
 """Thoughts of generators elsewhere: found in what comes back, closed at their budget."""
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
 
 from beamwright import Solver
 from beamwright.engine.row import Decoding
@@ -18,6 +16,7 @@ from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import SearchTree, StopReason
 from scripted_server import Script
 from served import Served
+from tables import beside
 
 FOLDER = BUNDLED / "thinking"
 PROBLEM = json.loads((BUNDLED / "test.jsonl").read_text().splitlines()[0])["problem"]
@@ -59,7 +58,7 @@ THOUGHT = "<think>\nAda has 3.\n\nWait, 4.\n</think>"
 OPENED = "How many?<think>\n"
 
 
-STEPS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+STEPS = beside(__file__)
 
 
 @pytest.mark.parametrize(("text", "options", "stops", "shown", "stop"), STEPS)

@@ -7,14 +7,13 @@ import json
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 from beamwright import Solver
 from beamwright.evaluate.problems import load_problems
 from beamwright.sparse.rule import METHODS
+from tables import beside
 
 FILE = Path(__file__).parents[1] / "data" / "bundled_trees.json"
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLE = beside(__file__)
 STRATEGIES, SCHEDULES = _TABLE["strategies"], _TABLE["schedules"]
 GREEDY = _TABLE["greedy"]
 

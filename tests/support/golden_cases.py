@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import httpx
-import yaml
 
 from beamwright.cli import main
+from tables import beside
 
 
 def masked(value, places, place="", *, zeros=True):
@@ -33,7 +33,7 @@ def masked(value, places, place="", *, zeros=True):
     return f"<{type(value).__name__}>"
 
 
-CASES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+CASES = beside(__file__)
 """By command, the words behind it, by case."""
 MASKS = CASES.pop("masks")
 

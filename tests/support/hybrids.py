@@ -1,15 +1,13 @@
 """Tiny checkpoints of hybrids, and a view that keeps KV and states of some rows as tensors."""
 
-from pathlib import Path
-
 import torch
-import yaml
 from transformers import AutoConfig
 
 import fakes
 from beamwright.attention.protocols import AttentionView
+from tables import beside
 
-_TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLES = beside(__file__)
 TINY = {"vocab_size": fakes.VOCAB, **_TABLES["all"]}
 EXPERTS, FAMILIES = _TABLES["experts"], _TABLES["families"]
 

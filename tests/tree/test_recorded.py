@@ -2,10 +2,8 @@
 
 import json
 from itertools import count
-from pathlib import Path
 
 import pytest
-import yaml
 
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.timeline import Accounting
@@ -18,6 +16,7 @@ from beamwright_lab.simulator.recorded import read_recorded
 from beamwright_lab.simulator.replay import ReplayStrategy, Script
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 from played import Loop, new_run
+from tables import beside
 
 
 def test_a_recorded_tree_comes_back_as_it_was(searched, tmp_path):
@@ -78,7 +77,7 @@ def test_no_token_ids_and_no_text_are_recorded(searched):
         assert isinstance(node["tokens"], int)
 
 
-MALFORMED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MALFORMED = beside(__file__)
 HUGE = {"path": "nodes.1.score", "value": 10**400, "message": "nodes.1.score: "}
 
 

@@ -9,9 +9,7 @@ Importing this package imports all of its modules, so each module can declare a 
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
+from beamwright.registry import import_modules
 from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
 from beamwright.sections import ScheduleSettings
 
@@ -34,7 +32,6 @@ def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
     return SCHEDULES.find(settings.schedule)
 
 
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)
 
 __all__ = ["SCHEDULES", "Schedule", "ScheduleRow", "make_schedule", "schedule", "schedule_row"]

@@ -15,17 +15,15 @@ that their declarations are registered. Papers: LBS section 2.3, FlashTTS sectio
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from random import Random
 from typing import ClassVar
 
 from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Action, Prospect
-from beamwright.registry import Table, TableRow
+from beamwright.registry import Table, TableRow, import_modules
 from beamwright.search.answers import ANSWERS
 from beamwright.search.prospects import by_scores
 from beamwright.sections import Choice, SearchSettings, Section
@@ -137,5 +135,4 @@ def strategy_row(settings: SearchSettings) -> StrategyRow:
     return STRATEGIES.find(settings.search or DEFAULT_SEARCH)
 
 
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)

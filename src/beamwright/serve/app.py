@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +13,7 @@ from starlette.exceptions import HTTPException
 import beamwright
 from beamwright import serve
 from beamwright.engine.row import OWNER, GeneratorState
+from beamwright.registry import import_modules
 from beamwright.serve.body import NEUTRAL, ApiError, AsciiJSON, api_error, log
 from beamwright.serve.endpoint import ENDPOINTS, Endpoint
 from beamwright.serve.feed import Feed, feed_routes, page_routes
@@ -29,8 +28,7 @@ def make_app(queue: RequestQueue) -> FastAPI:
     version = beamwright.__version__
     # FastAPI's own documentation pages load scripts from other hosts, so `page_routes` serves one.
     app = FastAPI(title="Beamwright", version=version, docs_url=None, redoc_url=None)
-    for module in pkgutil.iter_modules(serve.__path__):  # the import declares its endpoints
-        import_module(f"{serve.__name__}.{module.name}")
+    import_modules(serve.__name__, serve.__path__)  # each may declare endpoints
     for endpoint in sorted(ENDPOINTS, key=lambda each: each.path):
         _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
