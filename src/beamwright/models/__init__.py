@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints to one decoder with flags; its KV on the tree; tokenizer and template.
+"""Loads Hugging Face and GGUF checkpoints, and runs their models: prefill, decode and tokenizer.
 
-Knows no search strategy and no verifier format.
+No module here knows a search strategy or how a verifier scores.
 """

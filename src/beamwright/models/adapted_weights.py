@@ -1,8 +1,8 @@
-"""Loading a checkpoint's weights into a model of `transformers`, tensor by tensor.
+"""Loads a checkpoint's weights into a `transformers` model, tensor by tensor.
 
-`transformers`' conversion mapping says how tensors are renamed and merged. Each weight is converted
-to its final format before the next is read. So the peak of memory is the result plus the experts of
-one layer.
+The conversion mapping of `transformers` says how tensors are renamed and merged. Each weight is
+converted to its final format before the next one is read. So the peak of memory is the loaded model
+plus the experts of one layer.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
-    """Load the weights of a surveyed model.
+    """Load weights into the model that `survey` has built without weights.
 
     where: the checkpoint's path, for messages.
 
     Raises:
-        InputError: for missing, unexpected, unreadable or wrongly shaped weights, naming one.
+        InputError: for missing, unexpected, unreadable or wrongly shaped weights.
     """
     check_adapted(surveyed, stored, where, placing)
     model = surveyed.model
@@ -64,10 +64,10 @@ def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, wher
 
 
 def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: Placing) -> None:
-    """Compare the names and sizes of a checkpoint's tensors with the model's, without their values.
+    """Check that a checkpoint has the tensors that the model needs. Only headers are read.
 
     Raises:
-        InputError: if they differ, as in `check_fit`, or if tensors cannot be merged.
+        InputError: if names or sizes differ (see `check_fit`), or if tensors cannot be merged.
     """
     sizes: Any = SimpleNamespace(
         sizes=stored.sizes, tensor=lambda name: torch.empty(stored.sizes[name], device="meta")
@@ -99,8 +99,8 @@ def _make_buffers(model: Any, device: str) -> None:
     for name, buffer in kept:
         path, _, leaf = name.rpartition(".")
         model.get_submodule(path)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
-    # Some buffers are computed by a module around the one that has them. So a module is initialised
-    # if it or any module inside it has such buffers.
+    # Some buffers are computed by a parent of the module that owns them. So a module is initialised
+    # if it or a module inside it has such buffers.
     for module in model.modules():
         inside = module.modules()
         module._is_hf_initialized = not any(each._non_persistent_buffers_set for each in inside)
@@ -112,9 +112,9 @@ def _make_buffers(model: Any, device: str) -> None:
 
 
 class _Loader:
-    """Loads tensors of a checkpoint, and places them in the modules of a model.
+    """Reader of a checkpoint's tensors, and writer of a model's parameters and buffers.
 
-    left: tensors without a place in the model, from their renamed name to their name in the file.
+    left: tensors that the model does not have, from the renamed name to the name in the file.
     """
 
     def __init__(
@@ -137,11 +137,12 @@ class _Loader:
         self.left: dict[str, str] = {}
 
     def reads(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        """Return functions that read the model's tensors, by the tensor's name in the model.
+        """Return one function for each tensor of the model, by name. Calling it reads the file.
 
-        Each function returns tensors by their names in the model. Such a tensor may be a projection
-        in the file's format. If a merge results in several tensors, one function returns them all
-        under the name of the first. Tensors without a place in the model are added to `left`.
+        A function returns the values by their names in the model. A value is a tensor, or a
+        projection that stays in the file's quantised format. If `transformers` merges tensors of
+        the file into several of the model, a single function returns them all. Tensors that the
+        model does not have are added to `left`.
         """
         from transformers.conversion_mapping import (  # noqa: PLC0415 (slow import)
             get_model_conversion_mapping,
@@ -188,7 +189,7 @@ class _Loader:
         return {target: stored.tensor(name) if kept is None else kept}
 
     def can_ignore(self, name: str) -> bool:
-        """Whether the weight `name`, which has no place in the model, may be ignored."""
+        """Return whether a checkpoint may contain `name` although the model has no such weight."""
         surveyed, config = self._surveyed, self._surveyed.body.config
         patterns = surveyed.model._keys_to_ignore_on_load_unexpected or ()
         if any(re.search(each, name) for each in patterns) or name == self._head:
@@ -202,8 +203,8 @@ class _Loader:
     def required_sizes(self, given: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the sizes of the tensors that the checkpoint must have, by name.
 
-        given: names of the tensors that it has. A tensor that is tied to one of them may be
-            missing.
+        given: names of the tensors that the checkpoint has. A tensor that is tied to one of them
+            may be missing.
         """
         ignored = self._surveyed.model._keys_to_ignore_on_load_missing or ()
         return {
@@ -218,7 +219,10 @@ class _Loader:
         }
 
     def put(self, name: str, value: Any) -> None:
-        """Place a tensor or projection under `name`, and under the missing names tied to it."""
+        """Store a value as the weight `name`, and as the tied weights that the file lacks.
+
+        value: a tensor, or a projection in the file's format.
+        """
         value = _first(value)
         self._place(name, value)
         for other in self._tied[name]:
@@ -260,7 +264,7 @@ class _Loader:
             self._keep_experts(module, path)
 
     def _product(self, linear: Linear, like: Tensor) -> Product:
-        """Return the stand-in for a weight that is only used in matrix products."""
+        """Wrap a projection as the stand-in for a weight that is only used in matrix products."""
         placing = self._placing
         return Product(placing.pack(linear), like, placing.device, placing.tile_rows)
 
@@ -268,10 +272,10 @@ class _Loader:
         placing = self._placing
 
         def kept(leaf: str, number: int) -> Linear | None:
-            """Return an expert's projection in the file's format.
+            """Return the projection of expert `number` in the file's quantised format.
 
-            None if projections are not kept in that format, or if the file has no tensors with
-            the usual names of experts.
+            None if `--weights` asks for another format, or if the file has no tensors with the
+            usual names of experts.
             """
             if not placing.storage.is_stored:
                 return None

@@ -1,9 +1,9 @@
-"""A decoder made of `transformers`' own modules, with Beamwright's attention. No code per family.
+"""Runs any `transformers` model as a `Decoder`: its own modules, with Beamwright's attention.
 
-Rows are packed as one sequence [1, tokens] with their positions. The attention view decides which
-KV each token attends to, and holds the states of recurrent layers (`recurrent`). Everything else in
-a model works token by token and needs no translation. Weights that are only used in matrix products
-become projections of Beamwright (`Product`).
+No family needs code here. Rows are packed as one sequence [1, tokens] with a position per token.
+The attention view decides which KV each token attends to, and holds the states of recurrent layers
+(`recurrent`). All other modules work token by token and run unchanged. Weights that are only used
+in matrix products become Beamwright's projections (`Product`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _GROUPED_CAPABILITY = (8, 0)  # least compute capability of a GPU for `F.grouped
 
 
 class Product:
-    """A stand-in for a weight of a module: `F.linear` with it runs a projection of Beamwright.
+    """A stand-in for a module's weight: `F.linear` with it runs one of Beamwright's projections.
 
-    linear: the projection. like: the weight, for shape and dtype. tile_rows: see `Decoder`.
+    linear: the projection. like: the weight that is replaced; its shape and dtype are kept.
+    tile_rows: see `Decoder`.
     """
 
     def __init__(self, linear: Linear, like: Tensor, device: str, tile_rows: int | None) -> None:
@@ -77,9 +78,9 @@ class EmbeddingRows:
 
 
 class _Attention:
-    """The attention function of all layers: it passes queries, keys and values to a view."""
+    """The attention function that `transformers` calls in every layer; it calls the view."""
 
-    # The view of the current pass.
+    # The attention view of the current forward pass.
     view: AttentionView
 
     def __call__(
@@ -93,16 +94,17 @@ class _Attention:
         s_aux: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return the context [1, tokens, heads, value width] of [1, heads, tokens, width] inputs.
+        """Return attention's output [1, tokens, heads, value width].
 
         Args:
+            query, key, value: [1, heads, tokens, width]; values may be narrower.
             module: the attention module of the layer.
             scaling: the factor of the scores; None: 1 / sqrt(width of a query).
             s_aux: attention sinks [heads], see `AttentionView.attend`.
         """
         width, narrow = query.shape[-1], value.shape[-1]
         head_dim = max(width, narrow)
-        # The view divides scores by the square root of the width that it receives.
+        # The view divides scores by sqrt(width of the query that it receives).
         scale = (width**-0.5 if scaling is None else scaling) * math.sqrt(head_dim)
         if not math.isclose(scale, 1.0, rel_tol=1e-12):
             query = query * scale
@@ -116,7 +118,7 @@ class _Attention:
 
 
 def multiplies_groups(weight: Tensor) -> bool:
-    """Whether `F.grouped_mm` multiplies the rows of all experts at once with a plain `weight`."""
+    """Return whether `F.grouped_mm` can multiply the rows of all experts at once with `weight`."""
     if weight.device.type != "cuda" or weight.dtype != torch.bfloat16:
         return False
     return torch.cuda.get_device_capability(weight.device) >= _GROUPED_CAPABILITY
@@ -157,7 +159,7 @@ class Experts:
         """Take the projections of all experts out of the module's parameter `name`.
 
         Return one projection per expert, or the weights [experts, in, out] if one kernel multiplies
-        all experts. The module keeps a parameter on the meta device, which has only the shape.
+        all experts. The module keeps a meta tensor of the same shape.
         """
         module, taken = self._module, list[Linear]()
         whole, biases = getattr(module, name).detach(), getattr(module, f"{name}_bias", None)
@@ -236,7 +238,7 @@ class _BodyOutput:
 
 
 class _NoLayers(torch.nn.Module):
-    """A stand-in for a model's body that returns its input, so that the head can run alone."""
+    """A stand-in for a model's layers that returns its input, so that the LM head can run alone."""
 
     def __init__(self, body: torch.nn.Module) -> None:
         super().__init__()
@@ -248,27 +250,28 @@ class _NoLayers(torch.nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Return the body's attribute if it is a number, otherwise this module.
 
-        Some models reach the body through one more module, whose name this resolves to itself.
+        Some models reach the body by a longer path, such as `model.decoder`. Every step of that
+        path leads to this module.
         """
         value = getattr(self.body, name, None)
         return value if isinstance(value, int | float) else self
 
 
 def steps_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels can update recurrent states in their blocks, which they do on a GPU."""
+    """Return whether kernels can update recurrent states inside the pool's blocks (on a GPU)."""
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 
 def _forms(layer: torch.nn.Module) -> tuple[object, ...]:
-    """Return the forms of a layer's projections, in the order of its modules."""
+    """Return the `Linear.form` (what selects the kernel) of each projection in a layer."""
     parts = (each.__dict__.get("weight") for each in layer.modules())
     return tuple(part.linear.form for part in parts if part is not None)
 
 
 class AdaptedDecoder(Decoder):
-    """A `Decoder` over a model of `transformers`.
+    """A `Decoder` that runs the modules of a `transformers` model.
 
-    surveyed: the survey of the model, after its weights were loaded.
+    surveyed: the model and what `survey` found out about it; its weights must be loaded.
     """
 
     def __init__(
@@ -289,10 +292,10 @@ class AdaptedDecoder(Decoder):
         self._layers = getattr(self._holder, self._leaf)
 
     def _recurrent(self, surveyed: Survey) -> tuple[Recurrent, ...]:
-        """Wrap the recurrent modules, so that they use the states of the current pass's view.
+        """Wrap the recurrent modules, so that they read and write the states of the current view.
 
         Raises:
-            NotBuiltError: if a module computes tokens one by one differently from all at once.
+            NotBuiltError: if a module's results for a token depend on how many tokens it gets.
         """
         known, made = dict[type, bool](), list[Recurrent]()
         in_blocks = steps_in_blocks(self.device, self.dtype)
@@ -316,7 +319,7 @@ class AdaptedDecoder(Decoder):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The shape, which names the family, with the dtype, device and forms of the products."""
+        """The shape (with the family's name), dtype, device and forms of the projections."""
         kinds = {_forms(layer) for layer in self._layers}
         how = self.dtype, self.device, self.tile_rows, self.kv_dtype
         return self.shape, frozenset(kinds), *how
@@ -340,9 +343,9 @@ class AdaptedDecoder(Decoder):
         return F.embedding(token_ids, self._embedding)
 
     def first_layers(self) -> AdaptedDecoder:
-        """Return a copy that ends after the layer at which every kind of layer has appeared once.
+        """Return a shallow copy with as many first layers as contain every kind of layer.
 
-        Repeated kinds before this layer are kept too, because modules contain their layer numbers.
+        No layer in between is left out, because modules know their layer numbers.
         """
         owners, firsts = dict(self.shape.shared), dict[object, int]()
         for number, layer in enumerate(self._layers):

@@ -1,12 +1,12 @@
-"""Weights in 4 or 8 bits on a GPU: their memory layout, and how kernels dequantise them.
+"""Weights in 4 or 8 bits on a GPU: their memory layout, and Triton code that dequantises them.
 
 A weight is code * scale + low, where `low` is the value of code 0. The result is rounded once, to
 the dtype of the activations. So a product is bitwise equal to the product with these numbers.
 
-Layout: a tile of 1 KiB has 16 outputs and 16 words of 32 bits for each output. Word t of an output
-holds the codes of columns t, t + 16, t + 32, ..., beginning with the lowest bits. So a copy moves
-16 bytes at a time. The nth codes of a thread's words are those that this thread multiplies in the
-nth 16 columns, so threads need not exchange data.
+Layout: a tile of 1 KiB has 16 outputs (rows of the weight) and 16 words of 32 bits for each output.
+Word t of an output holds the codes of columns t, t + 16, t + 32, ..., beginning with the lowest
+bits. So a copy moves 16 bytes at a time. The nth codes of a thread's words are those that this
+thread multiplies in the nth 16 columns, so threads need not exchange data.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton
 reads `tl.constexpr` from them.
@@ -22,12 +22,12 @@ from torch import Tensor
 from beamwright.attention.kernels import is_interpreted
 from beamwright.models.grouped import GroupedLinear
 
-# Columns of a unit. The parts into which a sum is cut consist of whole units.
+# Columns of a unit. A sum over columns is split into parts of whole units (see `streaming`).
 UNIT = 128
 _SIDE = 16  # outputs of a tile, and words of each output, which hold codes of 16 adjacent columns
 # Group size that stands for a whole row. With one constant a single kernel serves all widths.
 _ROW = 1 << 30
-_BLOCK_VALUES = 1 << 24  # values brought into the layout at a time
+_BLOCK_VALUES = 1 << 24  # values converted to the layout at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Codes:
 
     @classmethod
     def of(cls, linear: GroupedLinear) -> "Codes | None":
-        """Return a projection's weight; None if its size is no multiple of tiles and groups."""
+        """Convert a projection's weight; None if its size is no multiple of tiles and groups."""
         (outputs, columns), bits, ends = linear.size, linear.bits, linear.ends
         group = linear.group if ends.shape[1] > 1 else _ROW
         is_whole = outputs > 0 and outputs % _SIDE == 0 and columns % UNIT == 0
@@ -67,7 +67,7 @@ class Codes:
         return cls(words, tiles.contiguous(), bits, group)
 
     def rows(self, first: int, last: int) -> "Codes":
-        """Return the outputs from `first` to before `last`, which are both multiples of 16."""
+        """Return the weight of outputs `first` to `last` - 1; both must be multiples of 16."""
         tiles = slice(first // _SIDE, last // _SIDE)
         return Codes(self.words[tiles], self.ends[tiles], self.bits, self.group)
 
@@ -93,9 +93,9 @@ def _words(codes: Tensor, bits: int) -> Tensor:
 
 @triton.jit
 def load_words(words, place, columns, start, BITS: tl.constexpr):
-    """Load the words [outputs, 16] of the step that begins at column `start`.
+    """Load the words [outputs, 16] with the codes of 512 / BITS columns from column `start`.
 
-    place: the indices of the outputs [outputs]. A step has 512 / BITS columns.
+    place: the indices of the outputs [outputs].
     """
     CODES: tl.constexpr = 32 // BITS
     of_tile = place // 16 * (columns // CODES * 16) + place % 16 * 16
@@ -155,7 +155,7 @@ def sum_codes(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums [OUTPUTS, ROWS] of products over the columns from `first` to before `last`.
+    """Return the products [OUTPUTS, ROWS], summed over the columns `first` to `last` - 1.
 
     The sums are added 16 columns at a time, in the same order as with plain weights.
     x: pointer to the first of ROWS rows; `real` [ROWS] masks out padding rows.

@@ -5,8 +5,9 @@ The attention view decides which KV each token attends to.
 
 Results are batch-invariant: a row is bitwise equal in every batch. To this end every matrix product
 gets a multiple of 8 rows (`padded_rows`), or 1, 2 or 4 rows where the start-up self-test finds the
-results bitwise equal. This is measured on CPUs (docs/concepts/sameness.md). With tiles of a fixed
-number of rows it holds on any device whose operators are deterministic for a given shape.
+results bitwise equal. That this suffices was measured on CPUs (docs/concepts/sameness.md). With
+tiles of a fixed number of rows, results are batch-invariant on any device whose operators are
+deterministic for a given shape.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
 ROW_MULTIPLE = 8
-# Number of rows that a single row is padded to where 2 rows and 8 rows are bitwise equal.
+# A single row is padded to this number where products of 2 rows and 8 rows are bitwise equal.
 #
 # A product with 1 row often differs: see `Linear.takes_one_row`.
 FEW_ROWS = 2
 _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
-_RUN = 2048  # rotary positions computed in one call; values do not depend on when tables grow
+_RUN = 2048  # rotary positions per call; a constant, so that values do not depend on the growth
 # Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams.
 TILE_ROWS = 64
-# Rotations of queries and keys by head_dim, as `kv.codes.hadamard` returns them.
+# For each head_dim, the Hadamard rotation of queries and keys (`kv.codes.hadamard`).
 #
-# Each is a matrix and the factor by which a product of two rotated vectors must be multiplied.
+# It is a matrix, and the factor by which a product of two rotated vectors must be multiplied.
 Rotations = Mapping[int, tuple[Tensor, float]]
 
 
@@ -52,8 +53,8 @@ def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
 def captured_rows(count: int) -> int:
     """Round `count` up to a number of rows for which a CUDA graph is captured.
 
-    There are few such numbers, because each costs a graph. Above 64 at most half as many rows are
-    added. Below 64 the rows added cost a GPU no time.
+    There are few such numbers, because each one needs a graph. Above 64 the padding is at most half
+    of `count`. Below 64 the padding costs a GPU no time.
     """
     return next((rows for rows in _CAPTURED_ROWS if rows >= count), -(-count // 64) * 64)
 
@@ -95,7 +96,7 @@ class Linear:
     def form(self) -> tuple[object, ...]:
         """The properties that select the kernel, apart from the size.
 
-        The start-up self-test tries one layer of each form.
+        The start-up self-test tries one layer with each form.
         """
         return type(self), self.weight.dtype
 
@@ -103,16 +104,17 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def unadded(self, x: Tensor) -> Tensor:
-        """Return the product [rows, out], or float32 parts of it [parts, rows, out].
+        """Return the product [rows, out], or float32 partial sums [parts, rows, out].
 
-        The product is the sum of the parts in their order, then rounded to the dtype of `x`.
+        The caller adds the parts in order and rounds the sum to the dtype of `x`. A kernel that
+        reads the product anyway, such as a norm, saves a pass over memory in this way.
         """
         return self(x)
 
     def gated(self, x: Tensor, kind: str) -> Tensor | None:
-        """Return activation(gate) * up [rows, out / 2], where gate and up halve the product.
+        """Return activation(gate) * up [rows, out / 2]; gate and up are halves of the product.
 
-        `kind` names the activation. None: no single kernel computes this.
+        kind: the activation's name. None: no single kernel computes this.
         """
         return None
 
@@ -136,12 +138,12 @@ def by_rows(
 class Angles:
     """Tables of rotary cos and sin, which grow with the longest path.
 
-    For a whole context they can take 200 MB, and most searches read a small part of that.
+    Tables for a whole context can take 200 MB, and most searches read a small part of them.
 
     cos, sin: [positions, head_dim]. The first half of sin is negated, so that a rotation is
         x * cos + swapped * sin, where `swapped` is x with its two halves exchanged.
-    reached: number of positions that the tables have from the start. Code that captures graphs
-        asks for the whole context, because growing replaces the tensors.
+    reached: number of positions to compute at once. Code that captures CUDA graphs asks for the
+        whole context, because growing replaces the tensors.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class Angles:
         self._grow(reached)
 
     def reach(self, last: int) -> bool:
-        """Grow the tables to position `last` if needed, and return True if they grew."""
+        """Extend the tables to position `last` if needed, and return whether they were extended."""
         known = len(self.cos)
         if last >= known:
             self._grow(max(last + 1, 2 * known))
@@ -186,14 +188,14 @@ class Angles:
 class RoundedView(AttentionView):
     """An attention view that rounds keys and values to the 8-bit numbers that will be stored.
 
-    They are rounded once, before anything reads them. Decoded tokens, prefilled tokens, tails (a
-    row's newest tokens, not yet in blocks) and sealed segments are then read as the same numbers.
+    Keys and values are rounded once, before attention reads them. So attention reads the same
+    numbers from a row's newest tokens (its tail) as later from stored blocks.
 
     Keys are first rotated by a Hadamard matrix. In a few dimensions keys are many times as large as
     in the rest, and these dimensions would set the scale of the whole vector. Queries are rotated
     by the same matrix, so that scores do not change.
 
-    view: the view that stores and attends.
+    view: the view that stores KV and computes attention.
     decoder: the decoder that uses this view and has the rotations, see `Decoder.keep_kv`.
     """
 
@@ -231,17 +233,17 @@ class RoundedView(AttentionView):
 
 
 class Decoder(Protocol):
-    """The forward pass of a causal model. It keeps no state: the attention view holds the KV."""
+    """The forward pass of a causal model. A decoder has no state: the attention view holds KV."""
 
     shape: ModelShape
-    # Number of rows in each call of everything except attention, padded with zeros.
+    # Rows of a tile: everything except attention is called with this many rows, padded with zeros.
     #
-    # With a fixed number no library chooses another kernel for another batch. None: each call gets
-    # the whole batch.
+    # With a fixed number of rows a library cannot choose another kernel for another batch. None:
+    # each call gets the whole batch.
     tile_rows: int | None
     # Least number of rows that a pass is padded to.
     #
-    # Below 8 only where the self-test found the results bitwise equal.
+    # It is below 8 only where the start-up self-test found the results bitwise equal.
     least_rows: int
     # The dtype of the weights that are not quantised, and of the computation.
     dtype: torch.dtype
@@ -288,10 +290,10 @@ class Decoder(Protocol):
     def forward(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:
-        """Compute what `hidden` returns, and pass keys and values to `view` without rounding."""
+        """Compute what `hidden` returns. Keys and values are passed to `view` unrounded."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [tokens, vocab] of `hidden` [tokens, hidden]; pads the rows itself."""
+        """Return the logits [tokens, vocab] of `hidden` [tokens, hidden], which need no padding."""
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """Return the rows [tokens, hidden] of the embedding table for `token_ids`."""
@@ -300,7 +302,7 @@ class Decoder(Protocol):
         """Return a copy for self-tests that keeps a layer of each kind and form of products."""
 
     def keep_kv(self, kv_dtype: KVDtype) -> None:
-        """Store keys and values in the format `kv_dtype` from now on."""
+        """Set the format in which keys and values are stored, and make its rotations."""
         self.kv_dtype = kv_dtype
         made = {group.head_dim: hadamard(group.head_dim) for group in self.shape.kv_groups}
         self.rotations = {

@@ -1,6 +1,6 @@
-"""Beamwright's own decoder: one implementation for all dense families.
+"""Beamwright's own decoder: one forward pass for all dense families, such as Llama and Gemma.
 
-The flags of a `ModelShape` select what differs between families.
+The fields of `ModelShape` select what differs between families.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Norm:
 
 @dataclass
 class Layer:
-    """Weights of one block. `qkv` is one fused projection, and so is `gate_up` in a gated MLP."""
+    """Weights of one layer. `qkv` is one fused projection, and so is `gate_up` in a gated MLP."""
 
     attention_norm: Norm
     qkv: Linear
@@ -86,11 +86,12 @@ class DecoderWeights:
 
 
 def _forms(layer: Layer) -> tuple[object, ...]:
-    """Return the form of each projection in a layer."""
+    """Return the `Linear.form` (what selects the kernel) of each projection in a layer."""
     return tuple(each.form for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
 
 
-# Rows that an MLP computes at a time on a CPU: its inner rows are about ten times as wide.
+# Rows that an MLP computes at a time on a CPU. Its intermediate rows are about ten times as wide as
+# the hidden size, and would otherwise set the peak of memory.
 _INNER_ROWS = 512
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -101,9 +102,9 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fused_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """Return the module `models.fused` if its kernels run on such tensors; None otherwise.
+    """Return the module `models.fused` if its kernels run on such tensors.
 
-    Without it torch's operations compute the same.
+    None: torch's operations must be used, which compute the same.
     """
     if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
         return None
@@ -169,8 +170,8 @@ class DenseDecoder(Decoder):
         if self._native is not None:
             foresee = partial(self._foresee, view, rotary) if view.looks_ahead else None
             return self._native.forward(x, positions, view, read, foresee)
-        # Each half of a block ends with the norm of the next half, so that adding to the residual
-        # stream and normalising are one pass over the rows.
+        # A layer has two halves, attention and MLP. Each ends with the norm of the next half, so
+        # that one pass over the rows adds to the residual stream and normalises.
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
         normed = self._by_tile(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
@@ -194,7 +195,7 @@ class DenseDecoder(Decoder):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The sizes, dtype, device and forms of the products, with which libraries choose kernels.
+        """The sizes, dtype, device and forms of the projections: what selects the kernels.
 
         The number of layers and the values of weights do not matter.
         """
@@ -231,10 +232,10 @@ class DenseDecoder(Decoder):
     def _angles(
         self, dtype: torch.dtype, *, whole: bool = True
     ) -> tuple[Angles | None, Angles | None]:
-        """Return the rotary tables of layers that see all tokens, and of the layers `shape.near`.
+        """Return the rotary tables of most layers, and those of the sliding layers `shape.near`.
 
-        None: the layers have no rotary positions, or there are no layers `near`.
-        whole: compute the tables for the whole context now, as captured graphs need it.
+        None for layers without rotary positions, and if `shape.near` is empty.
+        whole: compute the tables for the whole context at once, as captured CUDA graphs need it.
         """
         shape, how = self.shape, (self.shape.context, dtype, self.device)
         make = partial(Angles, reached=shape.context if whole else 0)
@@ -242,11 +243,11 @@ class DenseDecoder(Decoder):
         return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return the rotary arguments of `_project` for all layers; layers `near` come last.
+        """Return the rotary arguments of `_project`: for most layers, then for `shape.near`.
 
-        See `_own_rotary`, which selects the arguments of one layer.
+        `_own_rotary` selects the arguments of one layer.
         """
-        # The C library has its own tables. With it these are made only when a view looks ahead.
+        # The C library has tables of its own. With it, these are made only if a view looks ahead.
         if self._far is None and self.shape.inv_freq:
             self._far, self._near = self._angles(self.dtype)
         if self._far is None:
@@ -271,7 +272,11 @@ class DenseDecoder(Decoder):
     def _foresee(
         self, view: AttentionView, rotary: tuple[Tensor, ...], number: int, x: Tensor
     ) -> None:
-        """Tell the view the query of layer `number` + 1, as if layer `number` changed nothing."""
+        """Estimate the query of layer `number` + 1, and pass it to the view.
+
+        The estimate is computed from x, the input of layer `number`. The view chooses the KV blocks
+        to load by it.
+        """
         if number + 1 < len(self.weights.layers):
             coming = partial(self._estimate_query, self.weights.layers[number + 1])
             own = self._own_rotary(number + 1, rotary)
@@ -289,7 +294,8 @@ class DenseDecoder(Decoder):
     def _project(self, layer: Layer, normed: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         """Compute query [rows, heads, head_dim], and key and value [rows, 2, kv_heads, head_dim].
 
-        Both are views of one tensor: storing keys and values without a copy keeps the query alive.
+        Both are slices of one tensor. Code that stores keys and values must copy them, or it keeps
+        the memory of the query.
         rotary: positions [rows] for the kernels, otherwise cos and sin [rows, 1, head_dim].
         """
         shape = self.shape
@@ -299,7 +305,10 @@ class DenseDecoder(Decoder):
         return heads[:, : shape.heads], key_value
 
     def _rotate_heads(self, layer: Layer, heads: Tensor, *rotary: Tensor) -> None:
-        """Normalise and rotate queries and keys in place; the values in `heads` do not change."""
+        """Normalise and rotate queries and keys in place.
+
+        heads: [rows, heads, head_dim]: queries, keys, then values, which do not change.
+        """
         shape = self.shape
         if rotary and self._fused is not None:
             assert self._far is not None
@@ -321,9 +330,9 @@ class DenseDecoder(Decoder):
     def _finish_block(
         self, layer: Layer, follow: Norm, x: Tensor, context: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the rest of a block after attention.
+        """Compute the rest of a layer after attention: output projection and MLP.
 
-        Return the residual stream [rows, hidden], and the same after the norm `follow`.
+        Return the residual stream [rows, hidden], and the stream after the next norm, `follow`.
         """
         product = layer.out if self._fused is None else layer.out.unadded
         delta = product(context.flatten(1))
@@ -338,9 +347,9 @@ class DenseDecoder(Decoder):
         return self._add_norm(follow, x, self._mlp_output(layer, normed))
 
     def _mlp_output(self, layer: Layer, normed: Tensor) -> Tensor:
-        """Compute the output of an MLP, which is to be added to the residual stream.
+        """Compute the output of an MLP [rows, hidden], which the residual stream is increased by.
 
-        It may be in parts [parts, rows, hidden], which the kernel of the next norm adds up.
+        It may be in partial sums [parts, rows, hidden], which the kernel of the next norm adds up.
         """
         delta = self._run_mlp(layer, normed)
         return delta if layer.after_mlp is None else layer.after_mlp(delta)
@@ -361,7 +370,7 @@ class DenseDecoder(Decoder):
     def _add_norm(
         self, norm: Norm, x: Tensor, delta: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return x + delta, and the same after `norm`. The fused kernel adds to x in place."""
+        """Return x + delta, and x + delta after `norm`. The fused kernel adds to x in place."""
         if self._fused is not None:
             return x, self._fused.add_norm(x, delta, norm)
         x = x if delta is None else x + delta

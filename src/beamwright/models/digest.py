@@ -1,7 +1,7 @@
-"""The identity of a checkpoint: a SHA-256 digest of all bytes of the files that loading reads.
+"""Computes a checkpoint's digest: a SHA-256 of all bytes of the files that loading reads.
 
-A thread reads the files while the model loads, which brings them into the file cache anyway. On
-Linux this thread has a lower priority.
+Results report it, so that the model can be identified. A thread reads the files while the model
+loads, which brings them into the file cache anyway. On Linux this thread has a lower priority.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXTS = (
     "chat_template*", "verifier.yaml", "judge.yaml",
     "*_head.safetensors", "*_head.pt",
 )  # fmt: skip
-_READ_BYTES = 1 << 23  # read at a time; reading and hashing release the GIL
+_READ_BYTES = 1 << 23  # bytes read at a time; reading and hashing release the GIL
 _DIGITS = 16
 _NICENESS = 5  # with a higher value, the digest takes a minute next to a busy process
 
@@ -56,10 +56,9 @@ def digest_later(folder: Path) -> Future[Digest | None]:
 
 
 def digest_of(folder: Path) -> Digest:
-    """Compute the digest of a checkpoint: its weights, tokenizer, and files that set its formats.
+    """Compute the digest of a checkpoint: its weights, tokenizer, and configuration files.
 
-    folder: a folder, a GGUF file, or the file of a verifier's head. The weights are the files that
-    `models.weights` and verifiers load.
+    folder: a folder, a GGUF file, or the file of a verifier's head.
 
     Raises:
         OSError, InputError: if a file is missing or cannot be read.

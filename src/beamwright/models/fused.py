@@ -1,11 +1,10 @@
-"""Triton kernels for the elementwise work of a layer: four launches in place of torch's ten.
+"""Triton kernels for a layer's norms, rotary positions and gates: four launches, not torch's ten.
 
-The kernels are batch-invariant: one program computes everything of a row that is summed. Sums are
-in float32. Numbers are rounded where torch's operations in `dense`, which are the specification,
-round them.
+The kernels are batch-invariant: a single program computes each sum over a row. Sums are in float32.
+Numbers are rounded at the same places as in `dense`, whose torch operations are the specification.
 
-Most launches are captured in CUDA graphs. In the others the host's time counts. So kernels have few
-arguments, and arguments that vary cause no new compilation.
+Most launches are captured in CUDA graphs. For the others the launch time on the host matters. So
+kernels have few arguments, and arguments that vary cause no new compilation.
 
 EARLY, a parameter of every kernel that `launch` starts: the kernel begins while the previous kernel
 is still running. It waits for the end of that kernel before it reads anything except weights and
@@ -29,7 +28,7 @@ from beamwright.attention.kernels import can_overlap
 GATED = ("silu", "gelu", "gelu_tanh")
 _PIECE, _PIECE_WARPS = 1024, 4
 _MOST_WARPS = 16
-_WARP_NUMBERS = 256  # 8 numbers per thread, which are 16 bytes in 16-bit precision
+_WARP_NUMBERS = 256  # numbers per warp: 8 per thread, which are 16 bytes in 16-bit precision
 _ALIGNED = 16  # bytes of alignment for which Triton compiles faster code
 
 
@@ -77,8 +76,9 @@ def rotate_rows(
     QUERIES: tl.constexpr, TURNED: tl.constexpr, HEADS: tl.constexpr,
     HALF: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the first TURNED heads of each row in place; QUERIES of them are queries.
+    """Apply rotary positions to the first TURNED heads of each row in place.
 
+    The first QUERIES of these heads are queries, the others are keys.
     positions: [rows]. cos, sin: [context, 2 * HALF].
     query_weight, key_weight: weights of RMS norms [2 * HALF], which are applied first; or None.
     HEADS, DIM: TURNED and HALF, rounded up to powers of two.
@@ -116,7 +116,7 @@ def rotate_rows(
 
 @triton.jit
 def _select_weight(first, one, other, inside):
-    """Load from `one` where `first` is true, otherwise from `other`, in float32."""
+    """Load a weight from `one` where `first` is true, otherwise from `other`, in float32."""
     here = tl.load(one, inside, other=0.0).to(tl.float32)
     there = tl.load(other, inside, other=0.0).to(tl.float32)
     return tl.where(first, here, there)
@@ -160,7 +160,7 @@ def gate_rows(
 def add_norm(x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
     """Add `delta` to x [rows, width] in place, and return x after `norm`, a `dense.Norm`.
 
-    delta: [rows, width], parts of it (see `decoder.Linear.unadded`), or None to add nothing.
+    delta: [rows, width], its partial sums (see `decoder.Linear.unadded`), or None to add nothing.
     """
     normed, width = torch.empty_like(x), x.shape[1]
     block, warps = _row_sizes(width)
@@ -182,7 +182,7 @@ def rotate(
     query_norm: Any = None,
     key_norm: Any = None,
 ) -> None:
-    """Rotate queries and keys in place. The values, which come last in `heads`, do not change.
+    """Apply rotary positions to queries and keys in place. Values do not change.
 
     heads: [rows, heads, head_dim]: `queries` query heads, then `keys` key heads, then values.
     positions: [rows]. cos, sin: [positions, head_dim]; the first half of sin is negated.
@@ -219,10 +219,10 @@ def launch(
     warps: int,
     stages: int = 3,
 ) -> None:
-    """Launch a kernel, by a handle to its compiled form if it was compiled for such tensors before.
+    """Launch a kernel, without Triton's look-up if it was compiled for such tensors before.
 
-    A launch with Triton's own look-up takes the host as long as three operations of torch. With a
-    handle it takes little longer than one.
+    With Triton's look-up of the compiled kernel, a launch takes as long as three operations of
+    torch. With a stored handle to it, a launch takes little longer than one.
 
     Args:
         kernel: the Triton kernel. Its arguments are `tensors`, `numbers`, `sizes` and EARLY.
@@ -252,9 +252,9 @@ def launch(
 
 @cache
 def _handles() -> dict[tuple[object, ...], Any]:
-    """Return the handles of compiled kernels, by kernel, dtype, device and sizes.
+    """Return the dictionary of handles to compiled kernels, by kernel, dtype, device and sizes.
 
-    In the interpreter every handle is None, because it compiles nothing.
+    Triton's interpreter compiles nothing, so its handles are None.
     """
     return {}
 
@@ -268,9 +268,9 @@ def _row_sizes(width: int) -> tuple[int, int]:
 
 @cache
 def _head_sizes(heads: int, half: int) -> tuple[int, int, int]:
-    """Return the size of a block that holds one half of each head, and its number of warps.
+    """Return a block's heads and elements per half head, and the number of its warps.
 
-    The size is the number of heads and of elements, both rounded up to powers of two.
+    Both sizes are rounded up to powers of two, as Triton requires.
     """
     block, dim = triton.next_power_of_2(heads), triton.next_power_of_2(half)
     return block, dim, _warps(block * dim)

@@ -1,10 +1,10 @@
-"""Projections with weights in codes of 4 or 8 bits, and a scale for each group of columns.
+"""Projections whose weights are 4-bit or 8-bit codes with a scale for each group of columns.
 
-`GroupedLinear` is their format. Quantised checkpoints are read into it, and plain weights are
-rounded to it for `--weights int4`. On a CPU the C library multiplies 4-bit codes directly
+`GroupedLinear` is the format. Quantised checkpoints are read into it, and plain weights are rounded
+to it for `--weights int4`. On a CPU the C library multiplies 4-bit codes directly
 (`models.native`). Otherwise weights are dequantised tile by tile, and each tile is multiplied while
-it is in a core's cache. The operators used here are private to torch, so their results are compared
-with plain torch before they are used.
+it is in a core's cache. Some operators used here are private to torch, so their results are
+compared with plain torch before they are used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `F.linear` with temporary weights, batch-invariant where oneDNN can be used."""
+    """Compute `F.linear` with a weight that is not packed, by oneDNN where that is possible."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
         return multiply(x, weight, bias)
     return F.linear(x, weight, bias)
@@ -62,7 +62,7 @@ def _can_multiply() -> bool:
 
 
 def close(actual: Tensor, expected: Tensor) -> bool:
-    """Whether two products differ by no more than rounding."""
+    """Return whether two results of a product differ by no more than rounding."""
     most = TOLERANCE[actual.dtype]
     return torch.allclose(actual, expected, rtol=most, atol=most)
 
@@ -71,10 +71,13 @@ def close(actual: Tensor, expected: Tensor) -> bool:
 
 
 def check_size(actual: tuple[int, ...], size: tuple[int, ...], what: str) -> None:
-    """Check that the size `actual` of a weight is the `size` that the config requires.
+    """Check the size of a weight.
+
+    actual: the size in the file. size: the size that the config requires.
+    what: the weight's name, for the message.
 
     Raises:
-        InputError: if not. It names the weight, `what`.
+        InputError: if the sizes differ.
     """
     if actual != size:
         raise InputError(f"{what} has shape {actual}, config says {size}")
@@ -99,9 +102,9 @@ class GroupedLinear(Linear):
 
     @classmethod
     def of(cls, bits: int, codes: Tensor, scale: Tensor, low: Tensor) -> GroupedLinear:
-        """Make a projection of codes, uint8 [out, columns], and scale and low [out, groups].
+        """Make a projection from codes, uint8 [out, columns], and scale and low [out, groups].
 
-        Scale and low are rounded to the dtype in which they are stored.
+        Scale and low are rounded to float16 for 4 bits, and to float32 for 8 bits.
         """
         rows, columns = codes.shape
         grouped = codes.view(rows, scale.shape[1], -1)
@@ -112,7 +115,7 @@ class GroupedLinear(Linear):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of rows and of columns."""
+        """The weight's size (outputs, columns)."""
         return self.weight.shape[0], self.columns
 
     @property
@@ -139,7 +142,7 @@ class GroupedLinear(Linear):
         what: name of the weight, for messages.
 
         Raises:
-            InputError: if the size is not `size`, or if a scale or low is NaN or infinite.
+            InputError: if the weight does not have this size, or a scale or low is not finite.
         """
         check_size(self.size, size, what)
         if not bool(self.ends.isfinite().all()):
@@ -148,7 +151,7 @@ class GroupedLinear(Linear):
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product [rows, out], computed in tiles of weight rows.
+        """Return the product [rows, out]. Weights are dequantised one tile of outputs at a time.
 
         The tiles do not depend on the batch.
         """
@@ -182,7 +185,7 @@ def dequantise_table(table: Tensor, bits: int) -> Tensor:
 
 
 def _codes(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Split a table into codes, one per byte [rows, groups, group], and scale and low."""
+    """Unpack a table [rows, groups, bytes] to codes [rows, groups, group], and scale and low."""
     codes, ends = _split(table, bits)
     if bits == _NARROW:
         codes = torch.stack([codes & _LEVELS, codes >> bits], dim=-1).flatten(2)
@@ -196,7 +199,7 @@ def _split(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def can_unpack(bits: int, width: int) -> bool:
-    """Whether torch has an operator that dequantises groups of `width` bytes correctly."""
+    """Return whether torch has an operator that dequantises groups of `width` bytes correctly."""
     draws = torch.Generator().manual_seed(0)
     of_ends = 2 * _ENDS[bits].itemsize
     codes = torch.randint(256, (3, 1, width - of_ends), generator=draws, dtype=torch.uint8)
@@ -224,7 +227,7 @@ class JoinedLinear(Linear):
 
 
 def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
-    """Join projections of one input, at least one of them grouped, into one projection.
+    """Join projections of the same input into one. At least one of them must be quantised.
 
     bias: the bias of all outputs; None: no bias.
     """
@@ -240,7 +243,7 @@ def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
 
 
 def as_grouped(weight: Tensor, group: int = INT4_GROUP) -> GroupedLinear:
-    """Round a plain weight to 4 bits in groups of `group` columns, some rows at a time."""
+    """Round a plain weight to 4 bits, with a scale per `group` columns, some rows at a time."""
     rows, columns = weight.shape
     padded = F.pad(weight, (0, -columns % group)).view(rows, -1, group)
     count = max(1, _BLOCK_VALUES // columns)

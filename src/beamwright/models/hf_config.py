@@ -1,9 +1,9 @@
-"""Reading a model's config.json, or a GGUF file's metadata, into a `ModelShape`.
+"""Reads a model's config.json, or a GGUF file's metadata, into a `ModelShape`.
 
-This is the only reader of Hugging Face configs. It refuses a config with which the decoder would
-compute something else than the checkpoint means; the message names what is supported. Code in a
-model's folder (`auto_map`) is never run. `transformers` parses configs, except those of the bundled
-models and of most GGUF files. These are complete, and importing `transformers` takes a second.
+This is the only reader of Hugging Face configs. It refuses a config that the decoder cannot compute
+as the checkpoint means it; the message names what is supported. Code in a model's folder
+(`auto_map`) is never run. `transformers` parses configs, except those of the bundled models and of
+most GGUF files. These need no defaults, and importing `transformers` takes a second.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def find_shape(
 ) -> ModelShape:
     """Return the shape of the model that `--model` names, without reading weights.
 
-    The name may also be that of a known model, such as a key of `NAMED_SHAPES`.
+    For models in `NAMED_SHAPES`, known by their names, no file is read or downloaded.
     role, written, known: as in `resolve_folder`.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: for the same reasons as loading.
+        InputError, UnsupportedModelError, UnavailableError: if loading the model would fail.
     """
     spec = settings.model
     shape = None if Path(spec).is_dir() else named_shape(spec)
@@ -94,12 +94,12 @@ def read_shape(
 
     max_context: most tokens of a path; None: the checkpoint's limit. A sliding window that is at
         least as long has no effect, so the shape leaves it out.
-    decoder: the value of `--decoder`. "auto" uses a model of `transformers` where the own decoder
-        does not support the config.
+    decoder: the value of `--decoder`. "auto" uses a `transformers` model where Beamwright's own
+        decoder does not support the config.
 
     Raises:
         UnsupportedModelError: for an architecture that neither decoder supports, an option that is
-            not implemented, or values that make no model.
+            not implemented, or invalid values.
     """
     try:
         written = described.read_config(folder) if is_gguf(folder) else read_config_file(folder)
@@ -159,7 +159,7 @@ def _own_shape(folder: Path, written: Mapping[str, Any], max_context: int | None
 
 
 def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | None) -> ModelShape:
-    """Return the shape of a model that `transformers` builds."""
+    """Return the shape of a model whose modules `transformers` builds (see `survey`)."""
     from transformers import CONFIG_MAPPING  # noqa: PLC0415 (slow import)
 
     _check_known(written, CONFIG_MAPPING)
@@ -225,9 +225,9 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
 def _groups(
     config: Any, window: int | None, context: int, heads: tuple[int, int]
 ) -> tuple[LayerGroup, ...]:
-    """Group the layers into those that see all tokens and those that see a sliding window.
+    """Group the layers into those with full attention and those with a sliding window.
 
-    Return () if no window is shorter than the context, so that all layers are alike.
+    Return () if all layers attend to all tokens, because no window is shorter than the context.
     heads: number of KV heads, and head_dim.
     """
     if window is None or window >= context:
@@ -271,7 +271,7 @@ def _check_counts(values: Mapping[str, Any]) -> None:
     """Check that the counts and widths in a config are whole numbers in a valid range.
 
     Raises:
-        UnsupportedModelError: for the first that is not.
+        UnsupportedModelError: for the first value that is not.
     """
     for name in _KEYS["counts"]:
         value = values.get(name)
@@ -311,10 +311,10 @@ def _check_numbers(shape: ModelShape) -> None:
 
 
 def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
-    """Return the fields of `ModelShape` for rotary positions.
+    """Return the fields of `ModelShape` for rotary positions: inverse frequencies and scale.
 
-    These are the inverse frequencies, and the scale of cos and sin. Where a config has different
-    positions for layers with a window, these layers and their frequencies are returned too.
+    If sliding layers have frequencies of their own, as in Gemma 3, these layers and their
+    frequencies are returned too.
 
     Raises:
         NotBuiltError: for positions that are not supported.
@@ -335,7 +335,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
 
 
 def _scales_positions(config: Mapping[str, Any]) -> bool:
-    """Whether rotary positions are scaled, so that `_rotary` needs a config of `transformers`."""
+    """Return whether positions are scaled; then `_rotary` needs a config of `transformers`."""
     rope = config["rope_parameters"]
     kinds = rope if "full_attention" in rope else {"all": rope}
     return any(kind["rope_type"] not in _UNSCALED for kind in kinds.values())

@@ -1,7 +1,7 @@
-"""Resolving `--model` and `--verifier` to a checkpoint folder, or to a model of the hub.
+"""Resolves `--model` and `--verifier` to a local folder or file; downloads from the hub.
 
-This module looks at file names only, except for the first bytes of a GGUF file. It refuses folders
-with files that could block a reader, such as pipes and devices.
+Only file names are read here, and the first bytes of GGUF files. Folders are refused if they
+contain files that could block a reader, such as pipes and devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def resolve_folder(
         verifier in both roles, because its backbone can also generate. "bundled:thinking" is a
         generator that thinks.
     role: "generator" or "verifier".
-    written: the option's value as the user wrote it, if it is more than `spec`.
+    written: the option's value for messages, if the user wrote more than `spec`.
     known: a hint for the message if there is no such folder.
     weights: False to download a model of the hub without its weights.
 
@@ -93,7 +93,7 @@ def _vllm_advice(spec: str) -> str | None:
 
 
 def _explain_missing(spec: str, role: str, known: str) -> str:
-    """Return what is wrong with `spec`, which is not a folder, and what may have been meant."""
+    """Return a message for a `spec` that is not a folder, with a guess at what was meant."""
     folder = Path(spec)
     if folder.is_file():
         if folder.suffix.lower() == GGUF:
@@ -113,10 +113,10 @@ def _explain_missing(spec: str, role: str, known: str) -> str:
 
 
 def tokenizer_folder(spec: str, written: str) -> Path:
-    """Return the folder with the tokenizer that `spec` names.
+    """Return the folder with the tokenizer of a model that runs on a server.
 
-    ORG/NAME without "hf:", the usual name of a model on a server, is a model of the hub if there is
-    no such folder. The hub's weights are not downloaded.
+    Servers usually call a model ORG/NAME. If there is no such folder, this is a model of the hub.
+    Its weights are not downloaded.
 
     Raises:
         InputError, UnavailableError: as `resolve_folder`.
@@ -130,8 +130,8 @@ def tokenizer_folder(spec: str, written: str) -> Path:
 def _download(name: str, *, weights: bool = True) -> Path:
     """Download ORG/NAME[:GGUF][@REVISION] from the hub, and return its folder or GGUF file.
 
-    REVISION is a branch, tag or commit. GGUF is a part of a file's name, such as Q4_K_M. With it
-    only files of that name are downloaded, even if `weights` is False.
+    REVISION is a branch, tag or commit. GGUF is a part of a file's name, such as Q4_K_M. If it is
+    given, only matching GGUF files are downloaded, even if `weights` is False.
 
     Raises:
         UnavailableError: if the download fails.

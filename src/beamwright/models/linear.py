@@ -1,12 +1,11 @@
-"""Formats of projections and their products: plain weights packed by oneDNN, int8 and int4.
+"""Converts projections to the format in which they are multiplied: packed by oneDNN, int8 or int4.
 
 *oneDNN.* On a CPU `torch.nn.functional.linear` calls MKL, which has three faults. It packs the
 weights in each call, which for a few dozen rows costs as much as the product. It hardly uses a
-second core (docs/log/2026-11.md#operators-and-layout). And its kernel, with other last bits,
-depends on the number of rows: on some CPUs it changes at 8 rows, on others at any number. oneDNN's
-products were batch-invariant on every CPU tried (docs/concepts/sameness.md), except in bfloat16 on
-CPUs that multiply tiles (AMX). Its operators are private to torch, so their results are compared
-with `F.linear` before they are used.
+second core (docs/log/2026-11.md#operators-and-layout). And it is not batch-invariant: it chooses
+its kernel by the number of rows. oneDNN's products were batch-invariant on every CPU tried
+(docs/concepts/sameness.md), except in bfloat16 on CPUs that multiply tiles (AMX). Its operators are
+private to torch, so their results are compared with `F.linear` before they are used.
 
 *int8* is symmetric. On a CPU it has a scale per block of 32 columns, and the LM head is int8 too.
 On a GPU it has a scale per row. *int4* has a scale and a zero point per group of 64 columns, or per
@@ -44,7 +43,7 @@ from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
-_PROBED = 256  # most outputs that a probe computes; sums have the same order for any number
+_PROBED = 256  # most outputs in a probe; the order of sums does not depend on their number
 _BYTE_ZERO = 128
 _BYTE_RANGE = 255
 _BLOCK_VALUES = 1 << 20  # values quantised at a time, because float32 copies are made of them
@@ -74,10 +73,10 @@ class PackedLinear(Linear):
 
 @cache
 def one_row_is_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
-    """Whether oneDNN sums a single row in the same order as several rows.
+    """Return whether oneDNN sums a single row in the same order as several rows.
 
-    With AVX-512 this was seen to hold only up to 1,024 columns. The probe uses sums that cancel to
-    zero. What remains is the rounding error, which shows the order in any precision.
+    On CPUs with AVX-512 it did so only up to 1,024 columns. The probe's sums would be zero without
+    rounding, so its results are rounding errors, which depend on the order of the sum.
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(columns, generator=generator)
@@ -140,7 +139,7 @@ class Int8Linear(Linear):
 
 
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
-    """Return the projection in the format `storage`. Its bias is not quantised."""
+    """Round a plain projection to the format `storage`; the bias stays plain."""
     if storage is Storage.BYTES and (rounded := in_bytes(linear)) is not linear:
         return rounded
     if storage in (Storage.INT8, Storage.BYTES):
@@ -159,10 +158,10 @@ def head_linear(linear: Linear, storage: Storage) -> Linear:
 def packer(
     storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool = False, kernels: bool = True
 ) -> Callable[[Linear], Linear]:
-    """Return a function that converts a quantised or plain projection to its form for products.
+    """Return a function that converts each loaded projection to the format it is multiplied in.
 
     fixed: on a GPU, use no library for products, see `trials.Streaming`.
-    kernels: as in `dense.DenseDecoder`.
+    kernels: False to use no Triton kernels (`--attention reference`).
     """
     where, pack = torch.device(device), prepack
     if where.type == "cpu":

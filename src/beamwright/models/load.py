@@ -1,4 +1,4 @@
-"""Loading `PATH | bundled[:strong] | hf:ORG/NAME | random:SHAPE`: a decoder and its tokenizer.
+"""Loads a model by name: PATH, bundled[:strong], hf:ORG/NAME or random:SHAPE.
 
 *Precision.* On a GPU `--dtype auto` is bfloat16, or float16 if the GPU cannot multiply bfloat16. On
 a CPU it is float32, except for large models with bfloat16 weights. With bfloat16, on a CPU that
@@ -67,7 +67,7 @@ _RANDOM_SEED = 0
 _REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
 _DEVICES = ("cpu", "cuda")
 _NATIVE = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "arm_bf16")
-_ROWS = (8, 16, 64, 160)  # numbers of rows with which batch invariance is probed
+_ROWS = (8, 16, 64, 160)  # numbers of rows with which batch-invariance is probed
 _READS_GGUF = ("accelerate", "gguf")  # packages with which `transformers` reads GGUF files
 _SLOW = "GGUF files are slow on a CPU here: install beamwright where a C compiler is"
 
@@ -83,7 +83,7 @@ class LoadedModel:
     storage: Storage = Storage.PLAIN
     # The digest of the folder's files, which a thread computes.
     digest: Future[Digest | None] | None = None
-    # One line for each item in the files that may matter but is not used.
+    # Warnings, one line each, about settings in the files that are not used here.
     remarks: tuple[str, ...] = ()
 
     @property
@@ -157,7 +157,7 @@ def load_model(
 
 
 def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
-    """Return one line for each item in a model's files that may matter but is not used."""
+    """Return warnings, one line each, about settings in a model's files that are not used."""
     if is_gguf(folder):
         return (*gguf_remarks(folder), *codec.remarks)
     written, where = read_config_file(folder), f"model {folder}"
@@ -181,7 +181,10 @@ def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -
 
 
 def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[torch.dtype, Storage]:
-    """Return the dtype of the model in this `role`, and how its layers' projections are stored."""
+    """Resolve `--dtype` and `--weights` (or `--verifier-weights`) for a model in this `role`.
+
+    Return the dtype, and the storage format of the layers' projections.
+    """
     weights = settings.weights if role == "generator" else settings.verifier_weights
     storage = storage_of(weights, is_packed=shape.packed is not None)
     fixed = storage is Storage.STORED and shape.in_blocks and takes_blocks(torch.bfloat16)
@@ -191,10 +194,10 @@ def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[to
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
-    """Return what `doctor --model` reports. Only names and sizes of weights are read.
+    """Return the report of `doctor --model`. Of the weights, only names and sizes are read.
 
     Raises:
-        UnsupportedModelError: if no decoder can run the model, or it could not be loaded.
+        UnsupportedModelError: if the model could not be loaded.
     """
     folder = None if settings.is_random else resolve_folder(settings.model, "generator")
     shape = _shape(settings.model, folder, settings, "generator")
@@ -288,9 +291,9 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
 
 
 def _unloaded_weight(model: Any, info: Mapping[str, Collection[str]]) -> str:
-    """Return which weight `transformers` did not find, or did not use in a module that it has.
+    """Return a message about a weight that `transformers` did not find or did not use.
 
-    Return "" if there is none. info: the loading info of `transformers`.
+    "": it has loaded all weights of its modules. info: the loading info of `transformers`.
     """
     if info["missing_keys"]:
         return f"it finds no {min(info['missing_keys'])}"
@@ -303,7 +306,7 @@ def _unloaded_weight(model: Any, info: Mapping[str, Collection[str]]) -> str:
 
 
 def cap_memory(name: str, limit_bytes: int | None) -> None:
-    """Limit the memory that this process may allocate on a GPU to `limit_bytes`; None: no limit.
+    """Limit the memory that torch may allocate on a GPU in this process; None: no limit.
 
     An allocation beyond the limit raises OutOfMemoryError. The driver's context (about 0.5 GB) is
     outside the allocator and does not count. name: the device; on a CPU nothing is limited.
@@ -326,9 +329,9 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is a failed allocation on a GPU, in the system, or under a process limit.
+    """Return whether `error` says that an allocation failed, on a GPU or on the host.
 
-    On a CPU torch raises a plain RuntimeError for this, which only its text identifies.
+    On a CPU torch raises a plain RuntimeError, which only its message identifies.
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -337,7 +340,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> Callable[[], int] | None:
-    """Return a function that returns the bytes that can be allocated now; None for a CPU."""
+    """Return a function that measures how many bytes of a GPU are free now; None for a CPU."""
     if device.type != "cuda":
         return None
     # Some functions of torch do not accept "cuda" without a number.
@@ -358,7 +361,7 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
 
 
 def resolve_dtype(name: str, device: str, shape: ModelShape, *, fixed: bool = False) -> torch.dtype:
-    """Return the dtype that the value `name` of `--dtype` selects for a model on `device`.
+    """Return the dtype for a model on `device`. name: the value of `--dtype`.
 
     For "auto" on a CPU this may probe whether products in bfloat16 are batch-invariant.
     fixed: True if the model's products are batch-invariant by construction.
@@ -376,7 +379,7 @@ def resolve_dtype(name: str, device: str, shape: ModelShape, *, fixed: bool = Fa
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether this CPU has instructions that multiply bfloat16; False if torch cannot tell."""
+    """Return whether this CPU can multiply bfloat16 natively; False if torch cannot tell."""
     known = getattr(torch.cpu, "get_capabilities", dict[str, object])
     try:
         capabilities = known()
@@ -387,9 +390,9 @@ def has_bfloat16() -> bool:
 
 @cache
 def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: torch.dtype) -> bool:
-    """Whether products with weights of these sizes are batch-invariant on this CPU.
+    """Return whether products with weights of these sizes are batch-invariant on this CPU.
 
-    matrices: rows, columns and number of the weights.
+    matrices: (rows, columns, count) of the weights.
     """
     generator = torch.Generator().manual_seed(0)
     for rows, columns, _ in matrices:
@@ -404,7 +407,10 @@ def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: to
 
 @contextmanager
 def no_more_memory(what: str, *hint: str) -> Iterator[None]:
-    """Turn a failed allocation into a DeviceMemoryError that names `what` failed, with advice."""
+    """Turn a failed allocation in the body into a DeviceMemoryError.
+
+    what: what cannot be done, for the message. hint: advice.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:

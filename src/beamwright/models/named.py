@@ -1,6 +1,6 @@
-"""Shapes by name: models whose sizes are known without a file, and `random:` ones in line.
+"""Shapes of well-known models by name, and shapes written out as `random:FAMILY,layers=...`.
 
-Their sizes are in `named.toml`. Knows no weights and no torch.
+`named.toml` has the sizes. This module reads no model files and needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _SUFFIXES = ("-instruct", "-chat", "-hf")
 
 
 def frequencies(theta: float, head_dim: int) -> tuple[float, ...]:
-    """Inverse rotary frequencies of plain positions."""
+    """Return the inverse rotary frequencies [head_dim / 2] without scaling.
+
+    theta: the base, `rope_theta` in a config.
+    """
     return tuple(theta ** -(2 * i / head_dim) for i in range(head_dim // 2))
 
 
@@ -30,8 +33,11 @@ def _shape(
     theta: float = 1e4,
     **flags: Any,
 ) -> ModelShape:
-    """A model of a family. sizes: by `_SIZES`; head_dim: 0 where it follows from them; theta: base
-    of the rotary frequencies."""
+    """Return the shape of a model of `family`, a key of `FAMILIES`.
+
+    sizes: a value for each name in `_SIZES`. head_dim: None or 0 for hidden / heads.
+    theta: base of the rotary frequencies. flags: further fields of `ModelShape`.
+    """
     head_dim = head_dim or sizes["hidden"] // sizes["heads"]
     fields = {**FAMILIES[family].flags(SimpleNamespace()), **sizes, **flags}
     if "learned_positions" not in fields:
@@ -49,7 +55,13 @@ def _hybrid(
     head: int,
     matrices: list[list[int]],
 ) -> ModelShape:
-    """Gated delta nets, and layers of attention, whose queries have a gate beside them."""
+    """Return the shape of a Qwen3.5 model, which has recurrent layers and attention layers.
+
+    sizes: the values of `_SIZES`, in that order.
+    attends_every: the last of this many layers is attention; the others are gated delta nets.
+    conv, recurrent: sizes of a recurrent layer's states.
+    parameters, head, matrices: see `BuiltSizes`.
+    """
     named: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
     attended = tuple(range(attends_every - 1, named["layers"], attends_every))
     states = [
@@ -90,9 +102,9 @@ NAMED_SHAPES = _read()
 
 
 def named_shape(text: str) -> ModelShape | None:
-    """The shape of a model by its short name, or by the hub's `[hf:][ORG/]NAME`; None if unknown.
+    """Return the shape of a model by its short name or hub name; None if it is not in the table.
 
-    Reads nothing: `Qwen/Qwen2.5-1.5B-Instruct` is known by its name to be a `qwen2.5-1.5b`.
+    For example, `hf:Qwen/Qwen2.5-1.5B-Instruct` has the shape `qwen2.5-1.5b`. No file is read.
     """
     key = text.removeprefix("hf:").partition("@")[0].rpartition("/")[2].lower()
     key = key.removeprefix("meta-")
@@ -102,7 +114,10 @@ def named_shape(text: str) -> ModelShape | None:
 
 
 def shape_from_text(text: str) -> ModelShape:
-    """A named shape, or `FAMILY,layers=,hidden=,heads=,kv_heads=,intermediate=,vocab=,context=`.
+    """Parse the part of `random:SHAPE` after the colon.
+
+    SHAPE is a name in `NAMED_SHAPES`, or
+    `FAMILY,layers=,hidden=,heads=,kv_heads=,intermediate=,vocab=,context=`.
 
     Raises:
         InputError: for an unknown name or family, or keys that are unknown, missing or not
@@ -130,14 +145,14 @@ def shape_from_text(text: str) -> ModelShape:
     if values["hidden"] % values["heads"] or values["heads"] % kv_heads:
         raise InputError("random shape: heads must divide hidden, and kv_heads must divide heads")
     head_dim = values.pop("head_dim", 0)
-    if name == "opt":  # whose sizes follow from two
+    if name == "opt":  # the family has no other KV heads or MLP widths
         values |= {"kv_heads": values["heads"], "intermediate": 4 * values["hidden"]}
         head_dim = 0
     return _shape(name, values, head_dim)
 
 
 def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
-    """The shape with a context of so many tokens at most."""
+    """Return the shape with its context limited to `max_context` tokens; None: no limit."""
     if max_context is None:
         return shape
     return replace(shape, context=min(shape.context, max_context))

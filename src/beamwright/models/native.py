@@ -1,14 +1,15 @@
 """CPU matrix products with quantised weights, by the C library that is built from `csrc/`.
 
-The library multiplies the blocks of GGUF files, groups of 4 bits (`GroupedLinear`), and weights
-that were rounded to 8 bits here, in blocks of Q8_0. It rounds activations to 8 bits with a scale
-per 32 columns. Results are bitwise independent of the batch, the number of threads and the CPU,
-because `csrc/products.c` fixes the order of sums. Without the library, weights are dequantised for
-each product.
+The library multiplies the blocks of GGUF files, 4-bit codes with a scale per group of columns
+(`GroupedLinear`), and weights that were rounded to 8 bits here, in blocks of GGUF's Q8_0. It rounds
+activations to 8 bits with a scale per 32 columns. Results are bitwise independent of the batch, the
+number of threads and the CPU, because `csrc/products.c` fixes the order of sums. Without the
+library, weights are dequantised for each product.
 
-`NativeLayers` runs the own decoder's layers without Python or torch between products. If the view
-can describe its attention as data, a whole step is one call. Otherwise attention is called in the
-middle of each layer. All values are float32 except keys and values.
+`NativeLayers` runs all layers of Beamwright's own decoder without Python or torch in between. If
+the attention view can describe its work as data (`DecodeView.described`), one call computes a
+token of every row. Otherwise Python calls the view in the middle of each layer. All values are
+float32 except keys and values.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from beamwright.models.shape import ModelShape
 
 _TILE = 16  # outputs per tile
 _NOT_FINITE = -2
-_GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # (bits, columns) to the library's kind
+_GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # (bits, group columns) to the library's kind
 _BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0
 _BLOCK_VALUES = 1 << 20  # values rounded at a time, which bounds the float32 copies
 _ACTIVATIONS = ("silu", "gelu_tanh", "relu")
@@ -51,14 +52,17 @@ Codes = BlockLinear | GroupedLinear
 
 
 def takes_blocks(dtype: torch.dtype) -> bool:
-    """Return whether GGUF blocks are multiplied as stored, with activations of this dtype."""
+    """Return whether the C library exists and accepts activations of this dtype."""
     return library() is not None and dtype != torch.float64
 
 
 class NativeLinear(Linear):
-    """Quantised projections of one input, computed together; their outputs are concatenated.
+    """Quantised projections of one input, which the C library multiplies in one call.
 
-    parts: (kind, outputs, tiles) of each projection.
+    Their outputs are concatenated.
+
+    parts: (kind, outputs, tiles) of each projection: the library's number of the weight format, the
+        number of outputs, and the weights in the library's order.
     chosen: the instruction set to use; None for the best one of this CPU.
     """
 
@@ -83,7 +87,7 @@ class NativeLinear(Linear):
         """Multiply x [rows, columns]; return [rows, outputs] in x's dtype.
 
         Raises:
-            MemoryError: if there is no memory to round x to 8 bits.
+            MemoryError: if the library cannot allocate a copy of x in 8 bits.
         """
         wide = x.float() if x.dtype == torch.float16 else x
         wide = wide.contiguous()
@@ -98,14 +102,14 @@ class NativeLinear(Linear):
         return product.to(x.dtype)
 
     def _place_bias(self) -> None:
-        """Pass the bias to the library; `transformers` may replace it before each call."""
+        """Pass the bias's address to the library; `transformers` may have replaced the bias."""
         if self.bias is not None:
             self.bias = self.bias.float()
             self.projection.bias = self.bias.data_ptr()
 
 
 def _kind(linear: Linear) -> int:
-    """Return the library's number for the weight format; -1 if it does not support it."""
+    """Return the library's number of the weight format; -1 for an unsupported format."""
     if isinstance(linear, GroupedLinear):
         return _GROUPS.get((linear.bits, linear.group), -1)
     return linear.kind if isinstance(linear, BlockLinear) else -1
@@ -135,7 +139,7 @@ def is_taken(linear: Linear) -> bool:
 
 
 def packed(linear: Linear) -> Linear:
-    """Convert a projection for the library; blocks that it does not support become groups."""
+    """Convert a projection for the library, or as `as_groups` if its format is not supported."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if all(map(is_taken, parts)):
         return NativeLinear([part for part in parts if isinstance(part, Codes)])
@@ -145,7 +149,10 @@ def packed(linear: Linear) -> Linear:
 
 
 def in_bytes(linear: Linear) -> Linear:
-    """Round a plain projection to blocks of Q8_0, if its columns are a multiple of a block."""
+    """Round a plain projection to 8 bits in blocks of Q8_0.
+
+    The projection is returned unchanged if its columns are not a multiple of 32.
+    """
     columns = linear.weight.shape[1]
     if columns % _BYTES_COLUMNS:
         return linear
@@ -166,7 +173,7 @@ def _to_bytes(values: Tensor) -> Tensor:
 
 
 def as_groups(linear: Linear) -> Linear:
-    """The same projection without a file's blocks: in groups that torch, or a card, multiplies."""
+    """Convert GGUF blocks to a `GroupedLinear`, for use without the C library or on a GPU."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if not any(isinstance(part, BlockLinear) for part in parts):
         return linear
@@ -179,7 +186,7 @@ def as_groups(linear: Linear) -> Linear:
 
 
 def is_native(shape: ModelShape, weights: Any) -> bool:
-    """Return whether the library can run these layers."""
+    """Return whether the library can run all layers of a model (see `NativeLayers`)."""
     known = shape.norm == "rms" and shape.gated and shape.activation in _ACTIVATIONS
     products = (getattr(layer, name) for layer in weights.layers for name in _PRODUCTS)
     widths = shape.hidden % LANES == shape.head_dim % LANES == 0
@@ -187,10 +194,10 @@ def is_native(shape: ModelShape, weights: Any) -> bool:
 
 
 class NativeLayers:
-    """The own decoder's layers, run by the C library.
+    """All layers of Beamwright's own decoder, run by the C library.
 
-    weights: the weights of `dense`, for which `is_native` is true.
-    far, near: float32 rotary tables; `near` is for the layers in `shape.near`.
+    weights: `dense.DecoderWeights` for which `is_native` is true.
+    far, near: float32 rotary tables; `near` is for the layers in `shape.near`, `far` for others.
     """
 
     def __init__(
@@ -238,7 +245,8 @@ class NativeLayers:
     ) -> Tensor:
         """Run all layers and the final norm on x [rows, hidden]; see `Decoder.hidden`.
 
-        foresee: called before each layer with its number and its input [rows, hidden].
+        foresee: called before each layer with its number and its input [rows, hidden], so that the
+            view can load KV ahead.
         """
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
         self._turn_by(positions)

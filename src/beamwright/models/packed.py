@@ -1,11 +1,11 @@
-"""Prefill passes over packed tokens: chunks of several paths, concatenated in one forward pass.
+"""Runs prefill passes: chunks of several paths, concatenated in one forward pass.
 
 On a GPU, launching a pass over few tokens takes longer than computing it. Such a pass is padded to
-one of a few sizes and captured once as a graph (`CapturedPasses`). Padding does not change results:
-padding tokens attend only to each other, and their keys and values are discarded. Rows of a matrix
-product are batch-invariant on a card (`models.streaming`); where they are not, they depend on the
-batch without padding as well. Chunks are split before padding, so sizes do not affect partial sums.
-This module knows no requests and no queue.
+one of a few sizes and captured once as a CUDA graph (`CapturedPasses`). Padding does not change
+results: padding tokens attend only to each other, and their keys and values are discarded. Matrix
+products on a GPU are batch-invariant (`models.streaming`); where they are not, results depend on
+the batch without padding as well. Chunks are chosen before padding, so padding does not change how
+attention's sums are split. `prefill` decides what runs in a pass.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FEW = 64  # a pass returns the hidden states of at most this many tokens, or of
 
 @dataclass(frozen=True)
 class Packed:
-    """The input of one pass.
+    """The input of one prefill pass.
 
-    paths: the path that each chunk attends to.
+    paths: the tokens before each chunk, to which it attends besides itself.
     lengths: the number of tokens in each path's chunk.
     token_ids, positions: [tokens], all chunks concatenated.
     read: indices of the tokens whose hidden states are returned, in order.
@@ -50,14 +50,17 @@ class Packed:
 
     @property
     def chained(self) -> bool:
-        """True if a chunk attends to KV that the same pass writes.
+        """True if a chunk attends to another chunk of the same pass.
 
         Then each layer's KV must be stored before that layer's attention runs.
         """
         return any(part.visible > part.segment.length for path in self.paths for part in path)
 
     def hidden(self, decoder: Decoder, view: AttentionView) -> Tensor:
-        """Run the pass without capture and close the view; return hidden states [read, hidden]."""
+        """Run the pass without a CUDA graph; return the hidden states [read, hidden].
+
+        The view is closed afterwards.
+        """
         total, device, read_at = len(self.token_ids), decoder.device, None
         padding = padded_rows(total) - total
         if len(self.read) < total:
@@ -106,10 +109,12 @@ Numbers = npt.NDArray[Any]
 
 
 class Replay:
-    """Runs steps by calling them and copies their results to the host.
+    """Runner of decode steps and prefill passes that calls them directly, without CUDA graphs.
 
-    It is the specification of `engine.graphs.CudaGraphReplay` and the implementation for CPUs.
-    is_plain: a step is complete when `run` returns, so reading its results does not wait.
+    It is the implementation for CPUs, and the specification of `engine.graphs.CudaGraphReplay`.
+
+    is_plain: True if a step is complete when `run` returns, so that reading its results does not
+        wait.
     """
 
     is_plain = True
@@ -120,7 +125,7 @@ class Replay:
         return 0
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
-        """Run `step` once, or replay its capture.
+        """Run `step` once, or replay the CUDA graph that was captured of it.
 
         key: identifies the shapes of the step.
         version: increases when tensors that any step uses have moved, which invalidates captures.
@@ -139,7 +144,7 @@ class Replay:
 
 
 class CapturedPasses:
-    """Captured prefill passes of one model, keyed by size and by whether few tokens are read.
+    """CUDA graphs of one model's prefill passes, by size and by whether few outputs are read.
 
     Inputs from the host (token ids, work lists) and outputs are in tensors at fixed addresses. So
     passes must run one after the other, on the caller's stream.

@@ -1,8 +1,8 @@
-"""Prefill scheduling: which requests run in one batch, and which segments each batch leases.
+"""Prefill scheduling: batches requests, and pins the segments that each batch needs on the device.
 
-This code knows residency but no tensors, so that the model (`tree_model`) and the lab's simulator
-can share it. The order of leases decides evictions. The simulator's bytes on the link equal the
-engine's only if all leases are equal.
+This code uses the cache manager but no tensors, so that the model (`tree_model`) and the lab's
+simulator can share it. The order of leases (pins) decides which segments are evicted. The simulator
+counts the same bytes on the link as the engine only if all leases are equal.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Path, Segment, Source, copies_needed, visible_path, whole
 from beamwright.models.decoder import padded_rows
 
-_BATCH_PADDED_TOKENS = 4096  # the largest batch, in tokens after padding
+_BATCH_PADDED_TOKENS = 4096  # most tokens of a batch, after padding
 
 
 @dataclass
 class PrefillRequest:
-    """Tokens to append to `segment`, which follows `path`.
+    """Tokens whose KV is computed and appended to `segment`, the node after `path`.
 
     start: the position of the first token.
     read: indices of the tokens whose hidden states are returned, in order; None for all tokens.
@@ -43,7 +43,8 @@ class PrefillRequest:
         return [token - offset for token in self.read if offset <= token < offset + count]
 
 
-# Arguments: indices of the requests, each one's next tokens, and their offset in the request.
+# Runs one batch. Arguments: the requests' indices, each request's next tokens (its chunk), and the
+# offset of the chunks in their requests.
 Forward = Callable[[list[int], list[Sequence[int]], int], None]
 
 
@@ -55,10 +56,10 @@ def prefill_in_batches(
     *,
     reads_written: bool = True,
 ) -> None:
-    """Call `forward` for each batch of chunks, with leases on all segments it reads and writes.
+    """Call `forward` for each batch of chunks, while the segments it uses are pinned on the device.
 
-    A request may follow a segment that an earlier request writes. All requests form one batch if
-    they fit, so that the weights are read once. Otherwise they run level by level.
+    A request's path may contain a segment that an earlier request writes. All requests form one
+    batch if they fit, so that the weights are read once. Otherwise parents run before children.
 
     reads_written: True if attention can read KV that the same pass wrote for the same layer.
 
@@ -86,7 +87,7 @@ def prefill_in_batches(
 
 
 def _levels(requests: Sequence[PrefillRequest]) -> list[list[int]]:
-    """Group the requests' indices by depth: level k follows a request of level k - 1."""
+    """Group the requests' indices, so that parents are in an earlier level than their children."""
     place: dict[Segment, int] = {}
     levels: list[list[int]] = [[]]
     for number, request in enumerate(requests):
@@ -100,10 +101,10 @@ def _levels(requests: Sequence[PrefillRequest]) -> list[list[int]]:
 def _is_one_batch(
     residency: CacheManager, requests: Sequence[PrefillRequest], chunk_tokens: int
 ) -> bool:
-    """Return whether one pass can compute requests that follow each other.
+    """Return whether parents and children can be computed in the same pass.
 
-    That is impossible with recurrent states, which are written at the end of a pass, and with
-    copies per beam, which are made when a path is read.
+    This is impossible with recurrent states, which are written at the end of a pass, and with a
+    copy of KV for each beam, which is made when a path is read.
     """
     lengths = [len(request.token_ids) for request in requests]
     split = max(lengths) > chunk_tokens or sum(map(padded_rows, lengths)) > _BATCH_PADDED_TOKENS
@@ -116,7 +117,7 @@ def _is_one_batch(
 def prefill_needs(
     residency: CacheManager, requests: Sequence[PrefillRequest]
 ) -> dict[Segment, int]:
-    """Return the number of device copies that the requests need of each segment they read."""
+    """Return the segments that the requests read, each with its number of copies on the device."""
     paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
     return copies_needed(paths, per_beam=residency.copies_per_beam)
 
@@ -129,7 +130,10 @@ def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
 
 
 def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
-    """Add the ancestors whose recurrent states must be recomputed, up to one that still exists."""
+    """Add to evicted segments the ancestors whose recurrent states must be recomputed first.
+
+    The search for them ends at the first ancestor whose state still exists.
+    """
     found = dict.fromkeys(lost)
     for segment in lost:
         source = segment.source
@@ -143,10 +147,12 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
 
 
 def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
-    """Recompute evicted KV, and the recurrent states it starts from, level by level.
+    """Recompute evicted segments, and recurrent states before them; parents come first.
 
-    The KV is computed into a new segment, which replaces the evicted parts at the end. So running
-    out of blocks loses nothing, and layer groups that were not evicted stay readable.
+    Each is computed into a new segment, which replaces the evicted parts at the end. So running out
+    of blocks loses nothing, and layer groups that were not evicted stay readable.
+
+    lost: the evicted segments. run: prefills a list of requests.
     """
     requests = list[PrefillRequest]()
     for segment in _with_states_before(lost):
@@ -176,8 +182,9 @@ def _batches(
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield (offset, indices of requests) for each batch, level by level and chunk by chunk.
 
-    Within a chunk the requests with most remaining tokens come first. A batch has at most
-    `_BATCH_PADDED_TOKENS` padded tokens and fits the KV budget, or has one request.
+    offset: the first token of the batch's chunks, relative to their requests. Requests with the
+    most remaining tokens come first. A batch has at most `_BATCH_PADDED_TOKENS` padded tokens and
+    fits the KV budget, or it has one request.
     """
     for level in levels:
         longest = max((len(requests[i].token_ids) for i in level), default=0)

@@ -1,9 +1,9 @@
-"""Runs recurrent layers, which keep a state of fixed size per row instead of KV.
+"""Runs recurrent layers (Mamba, gated delta nets), which keep a fixed-size state instead of KV.
 
-The layers compute states and `view.states` stores them (`kv.states.StateRows`, or a dictionary in
-tests). `view.states` is None if all rows start from zeros and their states are not kept. A row's
-state is the one after its last token. Modules of `transformers` read and write states through their
-cache argument. `StateCache` takes the place of that cache, so no family needs code here.
+The layers compute states and `view.states` (`kv.states.StateRows`) stores them. `view.states` is
+None if all rows start from zeros and their states are not kept. A row's state is the one after its
+last token. `transformers` modules read and write states through their cache argument. `StateCache`
+takes the place of that cache, so no family needs code here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from beamwright.models.shape import NotBuiltError, StatePart
 
 # Names of the cache argument; "cache" is used since transformers 5.24.
 _CACHES = ("cache", "cache_params", "past_key_values")
-# Rows per call of a module: its temporaries are as large as the states of these rows, or twice.
+# Most rows per call of a module. Its temporary tensors are as large as the states of these rows, or
+# twice as large.
 _ROWS = 64
 _PROBED = 6  # tokens of a trial
 # Largest difference, as a share of the largest value, that counts as equal in a trial. Rounding
@@ -33,8 +34,9 @@ _SAME = 0.05
 class StateCache:
     """The states of some rows, with the interface of a `transformers` cache.
 
-    parts: state tensors [rows, *size] by kind, or their locations for in-place steps; empty at the
-    start of a row. A module that gets one token updates them in place or replaces them.
+    parts: state tensors [rows, *size] by kind ("conv", "recurrent"), or their locations in the pool
+        (`kv.states.Placed`) for in-place steps. Empty for rows without tokens. A module updates
+        them in place or replaces them.
     """
 
     def __init__(self, parts: dict[str, Any]) -> None:
@@ -54,7 +56,10 @@ class StateCache:
         conv_kernel_size: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """Append convolution inputs [rows, channels, tokens]; return them after the older ones."""
+        """Append inputs of the convolution, and return older and new ones together.
+
+        conv_states: the new inputs [rows, channels, tokens].
+        """
         self.is_used, kind = True, _kind("conv", state_idx)
         before = self.parts.get(kind)
         size = conv_kernel_size or conv_states.shape[-1]
@@ -88,7 +93,10 @@ def _kind(name: str, number: int) -> str:
 
 
 def take_caches(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return the layer's innermost modules with a cache argument, by name within the layer."""
+    """Return the modules of a layer that may keep KV or states, by name within the layer.
+
+    These are the innermost modules whose `forward` has a cache argument.
+    """
     found = {name: each for name, each in layer.named_modules() if cache_of(each)}
     inside = {name: f"{name}." if name else "" for name in found}
     return {
@@ -107,7 +115,9 @@ def cache_of(module: torch.nn.Module) -> str | None:
 def states_of(
     module: torch.nn.Module, layer: int, call: inspect.BoundArguments
 ) -> tuple[StatePart, ...]:
-    """Return the states that a module keeps, found by running `call`; () if it keeps none.
+    """Run a module once to learn which states it keeps; () if it keeps none.
+
+    call: the arguments of the module in a forward pass on the meta device.
 
     Raises:
         NotBuiltError: if the module needs other input than hidden states and its own states.
@@ -147,16 +157,17 @@ def _called(module: torch.nn.Module, call: inspect.BoundArguments, cache: StateC
 
 
 class Recurrent:
-    """Runs a recurrent module on packed rows [1, tokens, hidden] with the states of a view.
+    """A recurrent module's replacement for `forward`, with the states of an attention view.
 
-    Rows with one token each are computed together as [rows, 1, hidden]. Rows with more tokens are
-    computed one by one, so that a row's result does not depend on other rows.
+    Its input is packed rows [1, tokens, hidden]. In decoding, with one token per row, rows are
+    computed together as [rows, 1, hidden]. In a prefill they are computed one by one, so that a
+    row's result does not depend on other rows.
 
-    in_chunks: whether the module reads its state when it gets several tokens. If not, the tokens
+    in_chunks: False if the module ignores its state when it gets several tokens. Then the tokens
         after a state are computed one at a time.
     step: computes one token of each row [rows, 1, hidden].
     in_place: the same for states that stay in the pool's blocks (`models.steps`), or None.
-    parts: the size and dtype of a row's state by kind.
+    parts: (size, dtype) of a row's state by kind.
     """
 
     def __init__(
@@ -175,12 +186,15 @@ class Recurrent:
         self._states: Callable[[], StateRows | None] = lambda: None
 
     def install(self, states: Callable[[], StateRows | None]) -> None:
-        """Replace the module's `forward`. states: returns the states of the current pass."""
+        """Replace the module's `forward` by this object.
+
+        states: returns the states of the current pass's view.
+        """
         self._states = states
         self.module.forward = self
 
     def plain(self, hidden: Tensor, cache: StateCache) -> Tensor:
-        """Run the module's own forward on rows [rows, tokens, hidden] with their states."""
+        """Run the module's original forward on [rows, tokens, hidden] with the rows' states."""
         return self._plain(hidden, **{self._cache: cache})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -212,7 +226,7 @@ class Recurrent:
     def _prefill(
         self, hidden: Tensor, parts: dict[str, Tensor], lengths: Sequence[int]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute `lengths[i]` tokens of row i; the output of padding is zeros."""
+        """Compute `lengths[i]` tokens of row i; the output for padding tokens is zeros."""
         *rows, padding = hidden.split([*lengths, hidden.shape[1] - sum(lengths)], dim=1)
         found, caches = [], []
         for tokens, own in zip(rows, _split(parts, [1] * len(rows)), strict=True):
@@ -235,7 +249,7 @@ class Recurrent:
     def drawn(
         self, rows: int, tokens: int, width: int, device: torch.device
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return random hidden states [rows, tokens, width] and random states, for trials."""
+        """Draw random inputs [rows, tokens, width] and random states, for trials."""
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(rows, tokens, width, generator=generator).to(device, self.dtype)
         return hidden, {
@@ -245,9 +259,9 @@ class Recurrent:
 
     @torch.inference_mode()
     def agrees(self, width: int, device: torch.device, *, behind: bool) -> bool:
-        """Return whether tokens computed together equal tokens computed one by one.
+        """Return whether several tokens in one call give the same results as one by one.
 
-        behind: start from a random state; otherwise from no state.
+        behind: True to start after a random state, False to start without tokens before.
         """
         hidden, drawn = self.drawn(1, _PROBED, width, device)
         start = drawn if behind else self._zeros(1, device)
@@ -261,7 +275,7 @@ class Recurrent:
 
 
 def near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
-    """Return whether each pair differs by at most `share` of its largest value."""
+    """Return whether both tensors of each pair are equal up to `share` of the largest value."""
     return all(
         float((one.float() - other.float()).abs().max()) <= share * float(other.abs().max())
         for one, other in pairs
@@ -269,7 +283,7 @@ def near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
 
 
 def _split(parts: Mapping[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
-    """Split the states into pieces of `sizes[i]` rows."""
+    """Split state tensors by rows: `sizes[i]` rows for result i."""
     cut = {kind: part.split(sizes) for kind, part in parts.items()}
     return [{kind: pieces[i] for kind, pieces in cut.items()} for i in range(len(sizes))]
 

@@ -1,6 +1,7 @@
 """DecodeSession: decodes the rows of the running batch together, one token per row and call.
 
-The tail's size is a constant of the attention backend and depends neither on the budget nor on the
+A row's newest KV is in its tail, until there is enough of it for the blocks of a segment. The
+tail's size is a constant of the attention backend and depends neither on the budget nor on the
 batch. It decides where attention's partial sums are split, and results must not depend on the
 schedule (docs/concepts/sameness.md).
 """
@@ -28,7 +29,8 @@ _CLOSED = DecodeView()  # the view of a session without rows; its methods do not
 class _OpenRow:
     """A row with its path and the segment of its current step.
 
-    flushed: tokens of the step that attention reads from blocks. held: newer tokens in the tail.
+    flushed: number of the step's tokens that attention reads from blocks.
+    held: number of newer tokens, which attention reads from the tail.
     """
 
     path: Path
@@ -50,15 +52,16 @@ def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
 class DecodeSession:
     """Rows that are decoded together. Rows join and leave between calls.
 
-    The batch is padded (`pad`) with rows that own no segment. A row's newest tokens are in the
-    tail, which attention reads. `store` also writes them to the row's segment, so that they can be
-    written back to the host while decoding continues (LBS section 4.1).
+    The batch is padded (`pad`) with rows that own no segment. Attention reads a row's newest tokens
+    from the tail. `store` also copies them to the row's segment, so that they can be written back
+    to the host while decoding continues (LBS section 4.1).
 
     Call `forward` for one token per row. For several tokens call `prepare` once, then `compute` and
-    `advance` for each token. If the backend `spreads`, `forward_some` computes any tokens of some
-    rows in one pass.
+    `advance` for each token. If the backend `spreads`, `forward_some` computes several tokens of
+    some rows in one pass.
 
-    stays: keep the memory when rows leave. Addresses then change only when `num_moves` changes.
+    stays: keep the memory when rows leave, as CUDA graphs require. Addresses then change only when
+        `num_moves` changes.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class DecodeSession:
         self._decoder, self._store, self._backend = decoder, store, backend
         self._in_blocks = backend.writes_blocks
         self._tail: SessionTail = backend.make_tail(store, stays=stays)
-        # The row of each query in the view; None: one query for every row, in order.
+        # The row that each query of the view belongs to; None: one query for every row, in order.
         self._spread: Sequence[int] | None = None
         self._workspace = backend.workspace(store)
         self._stays = stays
@@ -96,12 +99,12 @@ class DecodeSession:
 
     @property
     def tail_shape(self) -> tuple[int, int]:
-        """The tail's capacity (rows, tokens). The kernels' strides depend on it."""
+        """The tail's capacity (rows, tokens), which sets the strides that kernels use."""
         return self._tail.num_rows, self._tail.num_tokens
 
     @property
     def num_moves(self) -> int:
-        """Number of reallocations. A step captured before the last one must not be replayed."""
+        """Number of reallocations. A CUDA graph captured before the last one is invalid."""
         parts = self._tail, self._workspace, self._state_tables
         return sum(part.num_moves for part in parts if part is not None)
 
@@ -117,8 +120,8 @@ class DecodeSession:
     ) -> None:
         """Set the batch: the `kept` rows in that order, then one new row per path and segment.
 
-        If a new row was preempted within its step, the stored tokens that do not fill a tail are
-        copied back into its tail.
+        If a new row was preempted within its step, its segment may end with a partly filled tail.
+        These tokens are copied back to the tail.
         """
         fresh = []
         for path, segment in zip(paths, segments, strict=True):
@@ -146,14 +149,14 @@ class DecodeSession:
             self._open_view()
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Detach these rows from their segments. Tokens that they decode later are discarded."""
+        """Detach rows from their segments. They stay in the batch, but their output is ignored."""
         for row in rows:
             self._rows[row] = None
         self.stop(rows)
         self._view.drop_rows(rows)
 
     def stop(self, rows: Sequence[int]) -> None:
-        """Freeze the recurrent states of these rows, which have forwarded their last token."""
+        """Stop updating the recurrent states of these rows, whose steps are complete."""
         if self._states is not None and rows:
             self._states.stop(rows)
 
@@ -166,7 +169,7 @@ class DecodeSession:
         self._rows = []
 
     def release(self) -> None:
-        """Free all memory until rows join again."""
+        """Remove all rows, and free the memory that `close` keeps for later rows."""
         self.close()
         self._tail.release()
         if self._workspace is not None:
@@ -228,7 +231,10 @@ class DecodeSession:
         return True
 
     def compute(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Compute one token per row as `forward` does, without the host's bookkeeping."""
+        """Compute one token per row as `forward` does. A CUDA graph can capture this call.
+
+        The caller counts the tokens with `advance`.
+        """
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
         if self._states is not None:
@@ -240,14 +246,13 @@ class DecodeSession:
     ) -> Tensor:
         """Compute several tokens of some rows in one pass, after `prepare`.
 
-        Returns hidden states [tokens and padding, hidden]. Each token is computed as a row of the
-        batch, so it is bitwise equal to decoding one token after the other. The tokens count as
-        held only after `advance`.
+        Return hidden states [tokens and padding, hidden]. Each token is computed as a row of the
+        batch, so the result is bitwise equal to decoding one token after the other. Call `advance`
+        to keep tokens.
 
-        some: tokens as (row, ahead, id, position). `ahead` is the token's distance from the last
-            token that the row holds: 0 for the row's first new token, then 1, 2, ... Each token
-            attends to those before it.
-        written: (index into `some`, row, ahead) for each row whose tail stores that token's KV.
+        some: the tokens, as (row, ahead, id, position). `ahead` counts the row's new tokens from 0.
+            A token attends to the row's earlier new tokens too.
+        written: (index into `some`, row, ahead) for each token whose KV a tail stores.
         """
         held = [row.held if row is not None else 0 for row in self._rows]
         padding = padded_rows(len(some), self._decoder.least_rows) - len(some)
@@ -264,16 +269,16 @@ class DecodeSession:
         return hidden
 
     def advance(self, num_tokens: Mapping[int, int] | None = None) -> None:
-        """Count `num_tokens[row]` computed tokens as held by the rows; None: one for every row.
+        """Add `num_tokens[row]` computed tokens to the rows' lengths; None: one for every row.
 
-        Rows without a segment hold no tokens.
+        Padding rows, which have no segment, are skipped.
         """
         for place, row in enumerate(self._rows):
             if row is not None:
                 row.held += 1 if num_tokens is None else num_tokens.get(place, 0)
 
     def store(self, num_tokens: Mapping[int, int]) -> None:
-        """Append tail tokens to the rows' segments until each has `num_tokens[row]` tokens.
+        """Copy tail tokens to the rows' segments, until segment `row` has `num_tokens[row]` tokens.
 
         Raises:
             CapacityError: if no blocks are free. Nothing has been written in that case.
@@ -302,7 +307,7 @@ class DecodeSession:
     # --- inside ------------------------------------------------------------------------------
 
     def _find_states(self) -> None:
-        """Locate the recurrent states: the row's own once it has tokens, else its parent's."""
+        """Locate the recurrent state of each row: its own if it has tokens, else its parent's."""
         if self._states is None:
             own = [None if row is None else row.segment for row in self._rows]
             begins = [

@@ -1,4 +1,4 @@
-"""ModelShape: everything the decoder needs to know about a model, and the model families.
+"""ModelShape: a model's dimensions and options, without weights; and the supported families.
 
 Each family is one table in `shape.toml`. This module reads no model files and no weights (see
 `hf_config` and `weights`) and needs no torch.
@@ -21,14 +21,14 @@ HEAD_TOKENS = 256
 
 
 class NotBuiltError(UnsupportedModelError):
-    """The model is valid, but this engine cannot run it; another engine may."""
+    """The model is valid, but Beamwright does not implement it; another engine may."""
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers with equal key and value sizes and equal attention.
+    """Layers with equal KV sizes and the same kind of attention, such as one sliding window.
 
-    layers: the numbers of the layers that have their own KV.
+    layers: the numbers of the layers. Layers that read another layer's KV are left out.
     window: the number of tokens that a token attends to, including itself; None for all tokens.
     softcap: if set, attention scores become `softcap * tanh(score / softcap)`.
     """
@@ -50,7 +50,8 @@ class StatePart:
     """One state tensor that a recurrent layer keeps per row, instead of KV.
 
     kind: "conv" (the last inputs of the convolution) or "recurrent".
-    wide: True if it is float32 in every dtype.
+    size: the tensor's size per row.
+    wide: True if it is float32, whatever the model's dtype is.
     """
 
     layer: int
@@ -59,7 +60,7 @@ class StatePart:
     wide: bool = False
 
     def num_bytes(self, element_bytes: int) -> int:
-        """Return the bytes per row, padded so that the next part in the record is aligned."""
+        """Return the bytes per row, with padding that aligns the next tensor of the record."""
         return record_bytes(self.size, 4 if self.wide else element_bytes)
 
 
@@ -81,7 +82,7 @@ class BuiltSizes:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The shape of one decoder.
+    """A model's dimensions and options: what its config says, in Beamwright's terms.
 
     context: the longest path in tokens. full_context: the context the checkpoint was trained for.
     norm: "rms" or "layer"; applied before attention, before the MLP and after the last layer.
@@ -90,17 +91,17 @@ class ModelShape:
     tied: the LM head is the embedding. has_lm_head: False for a reward model with its own head.
     stored_bfloat16: the checkpoint says that its weights are bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]. rope_scale: factor of cos and sin (YaRN).
-    near_freq: the inverse frequencies of the layers in `near`, if they differ.
+    near, near_freq: the sliding layers that have other inverse frequencies, and these (Gemma 3).
     embed_scale: the factor of embedding rows. lifted: 1 is added to stored norm weights.
     after_norms: the outputs of attention and MLP are normalised before they are added.
     groups: layers grouped by their attention; () if all layers attend to all tokens alike.
-    states: the states of recurrent layers, in the order of a flat record.
+    states: the states of recurrent layers, in the order in which a row's record stores them.
     shared: (layer, source) for each layer that reads the KV of another one.
-    packed: for a quantised checkpoint, over all projections: the bytes of those that stay
-        quantised, and the number of values of the others. None for a plain checkpoint.
-    blocks: for a GGUF file: the bytes of the blocks that the C library multiplies, and the number
-        of values in all other tensors. None for other files.
-    built: the sizes of a model built by `transformers`; None for the own decoder.
+    packed: for a quantised checkpoint, (bytes, values): the bytes of the projections that stay
+        quantised, and the number of values in the others. None for a plain checkpoint.
+    blocks: for a GGUF file, (bytes, values): the bytes of the blocks that the C library multiplies,
+        and the number of values in all other tensors. None for other files.
+    built: the sizes of a model that `transformers` builds; None for Beamwright's own decoder.
     """
 
     architecture: str
@@ -187,9 +188,9 @@ class ModelShape:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether a GGUF file holds all matrices in blocks.
+        """Whether the model is a GGUF file in which all matrices are in blocks.
 
-        That is so if all tensors without blocks are together smaller than the smallest matrix.
+        This follows if the other tensors together are smaller than the smallest matrix.
         """
         smallest = min((rows * columns for rows, columns, _ in self.matrices), default=0)
         return self.blocks is not None and self.blocks[1] < smallest
@@ -197,28 +198,31 @@ class ModelShape:
     def working_bytes_per_row(self, element_bytes: int) -> int:
         """Estimate a decode step's working memory per row, without KV.
 
-        It counts the activations and five float32 copies of the logits: raw, scaled, filtered, with
-        noise, and as log-probabilities. For a recurrent layer it counts four copies of the state:
-        as read, decayed, the addend, and the sum.
+        It consists of the activations and five float32 copies of the logits: raw, scaled, filtered,
+        with noise, and as log-probabilities. A recurrent layer needs four copies of its state: as
+        read, decayed, the addend, and the sum.
         """
         state = max((part.num_bytes(element_bytes) for part in self.states), default=0)
         return 5 * 4 * self.vocab + self.activation_width * element_bytes + 4 * state
 
     def head_bytes(self, element_bytes: int) -> int:
-        """Return a verifier head's memory for `HEAD_TOKENS`: logits and two float32 copies."""
+        """Return the bytes that a verifier needs for the logits of `HEAD_TOKENS` tokens.
+
+        These are the logits and two float32 copies; 0 for a model without an LM head.
+        """
         return HEAD_TOKENS * self.vocab * (element_bytes + 2 * 4) if self.has_lm_head else 0
 
     @property
     def activation_width(self) -> int:
-        """Estimate of the intermediate values per token inside a layer while decoding."""
+        """Number of intermediate values per token inside a layer while decoding (an estimate)."""
         mixed = max((part.size[0] for part in self.states if part.kind == "conv"), default=0)
         return 4 * self.hidden + 3 * max(self.intermediate, mixed)
 
     @property
     def reading_width(self) -> int:
-        """Estimate of the peak of intermediate values per token inside a layer in a prefill.
+        """Number of intermediate values per token inside a layer in a prefill (an estimate).
 
-        The peak is either in the MLP, where attention's outputs are still in memory, or while
+        The peak is either in the MLP, while attention's outputs are still in memory, or where
         queries and keys are normalised and rotated.
         """
         attended = (self.heads + self.kv_heads) * self.head_dim
@@ -228,7 +232,7 @@ class ModelShape:
     def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto") -> int:
         """Return the bytes of one token's K and V over all layers.
 
-        element_bytes: the size of an element, unless KV is stored in 8 bits.
+        element_bytes: bytes of an element if `kv_dtype` is "auto".
         """
         return sum(group.bytes_per_token(element_bytes, kv_dtype) for group in self.kv_groups)
 
@@ -239,7 +243,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Tensor names in a family's checkpoints: the model's prefix, then the names in a layer."""
+    """Tensor names in the checkpoints of a family: the prefix, the final norm, and per layer."""
 
     prefix: str = "model."
     final_norm: str = "norm"
@@ -255,13 +259,13 @@ class TensorNames:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One `model_type`, declared in `shape.toml`.
+    """How configs and tensors of one `model_type` are read, as declared in `shape.toml`.
 
-    reads: fields of ModelShape with the config key and the default that each is read from.
+    reads: for fields of ModelShape, the config key and, optionally, its default.
     fixed: fields of ModelShape with a constant value.
     tensors: the family's tensor names.
     window_if: the config key that enables the sliding window; None if it is always enabled.
-    oddity: a function that returns a feature of a config that the decoder lacks, or None.
+    oddity: returns a feature of a config that the decoder does not support, for messages, or None.
     """
 
     reads: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -271,10 +275,9 @@ class ModelFamily:
     oddity: Callable[[Any], str | None] | None = None
 
     def flags(self, config: Any) -> dict[str, Any]:
-        """Return the fields of ModelShape that depend on the family.
+        """Return the fields of ModelShape that `reads` and `fixed` define.
 
-        config: holds only keys that the family reads (`known.CONFIGS`); it is empty for a random
-            shape.
+        config: only the keys that the family reads (`known.CONFIGS`); empty for a random shape.
         """
         found = dict(self.fixed)
         for name, (key, *default) in self.reads.items():
@@ -283,13 +286,13 @@ class ModelFamily:
         return found
 
     def window(self, config: Any) -> int | None:
-        """Return the config's sliding window, or None."""
+        """Return the size of a config's sliding window in tokens; None if it is not used."""
         is_used = self.window_if is None or getattr(config, self.window_if, False)
         return getattr(config, "sliding_window", None) if is_used else None
 
 
 def _opt_oddity(config: Any) -> str | None:
-    """Return the feature of OPT-350m or Galactica that the decoder lacks, or None."""
+    """Return a feature of OPT-350m or Galactica that the decoder does not support, or None."""
     if config.word_embed_proj_dim != config.hidden_size:
         return "embeddings of another width"
     if not config.do_layer_norm_before or getattr(config, "_remove_final_layer_norm", False):
@@ -298,7 +301,7 @@ def _opt_oddity(config: Any) -> str | None:
 
 
 def _gemma3_oddity(config: Any) -> str | None:
-    """Return the feature of the largest Gemma 3 or of a derived model that is missing here."""
+    """Return a feature of Gemma 3 27B or a derived model that the decoder does not support."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in caps) or config.use_bidirectional_attention:
         return "soft caps, or attention to later tokens"

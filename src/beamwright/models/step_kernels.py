@@ -1,12 +1,12 @@
 """Triton kernels that compute one token of recurrent layers on states in the pool's blocks.
 
-A row's state is a flat record in blocks of the pool. One program computes a part of one row's
-state, so the kernels are batch-invariant. Each number of a state is read once and written once.
-This traffic is nearly all of a token's cost. Sums are computed in registers in float32, whatever
-dtype stores the state.
+A row's states form one flat record in blocks of the memory pool. One program computes a part of one
+row's state, so the kernels are batch-invariant. Each number of a state is read once and written
+once. This traffic is nearly all of a token's cost. Sums are in float32, whatever dtype stores the
+state.
 
-At its first token a row reads the blocks of the node before it and writes its own blocks. A row
-that keeps no state (`kv.states.IDLE`) writes none. Launches are captured in CUDA graphs. `fused`
+At its first token a row reads the blocks of its parent node and writes its own blocks. A row whose
+step is complete (`kv.states.IDLE`) writes nothing. Launches are captured in CUDA graphs. `fused`
 explains the parameter EARLY. `steps` is the specification of these kernels.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton
@@ -28,10 +28,10 @@ _CHANNELS = 256  # convolution channels per program
 
 @triton.jit
 def _places(table, row, number, BLOCKS: tl.constexpr, BLOCK_NUMBERS: tl.constexpr):
-    """Return the storage offsets, int64, of the given elements of a row's state record.
+    """Return the offsets in the pool, int64, of elements `number` of a row's state record.
 
     The code avoids `%`: Triton does not know what divides a remainder, and would then load each
-    number separately.
+    element separately.
     """
     at = number // BLOCK_NUMBERS
     block = tl.load(table + row * BLOCKS + at).to(tl.int64)
@@ -214,10 +214,11 @@ def delta_step(
     *,
     normed: bool = True,
 ) -> Tensor:
-    """Compute `steps.delta_step` with a kernel, and return its output [rows, heads, value_dim].
+    """Compute `steps.delta_step` with a kernel, and return the output [rows, heads, value_dim].
 
-    query and key are [rows, key_heads, key_dim]; value is [rows, heads, value_dim]. The heads of a
-    row must be contiguous in memory.
+    state: where the pool stores the states, which are updated there.
+    query, key: [rows, key_heads, key_dim]. value: [rows, heads, value_dim]. The heads of a row must
+        be contiguous in memory.
     """
     blocks, (rows, heads, values), keys = state.blocks, value.shape, key.shape[2]
     where, sizes = _lines_in(state, keys, values)
@@ -242,10 +243,11 @@ def scan_step(
     decay: Tensor,
     skip: Tensor,
 ) -> Tensor:
-    """Compute `steps.scan_step` with a kernel, and return its output [rows, heads, head_dim].
+    """Compute `steps.scan_step` with a kernel, and return the output [rows, heads, head_dim].
 
-    x is [rows, heads, head_dim]; enters and leaves are [rows, groups, state_size]. The heads of a
-    row must be contiguous in memory.
+    state: where the pool stores the states, which are updated there.
+    x: [rows, heads, head_dim]. enters, leaves: [rows, groups, state_size]. The heads of a row must
+        be contiguous in memory.
     """
     blocks, (rows, heads, values), keys = state.blocks, x.shape, enters.shape[2]
     where, sizes = _lines_in(state, values, keys)
@@ -264,8 +266,9 @@ def scan_step(
 def convolution_step(
     state: Placed, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
-    """Compute `steps.convolution_step` with a kernel.
+    """Compute `steps.convolution_step` with a kernel, and return the output [rows, channels].
 
+    state: where the pool stores the states, which are updated there.
     x: [rows, channels], in the dtype of weights and states.
     """
     blocks, rows, (channels, taps) = state.blocks, x.shape[0], weight.shape

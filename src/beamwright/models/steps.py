@@ -1,16 +1,16 @@
-"""Replaces the one-token steps of recurrent layers inside a module's own forward.
+"""Faster decode steps for recurrent layers of `transformers`, which update states in place.
 
-A copy of the module's forward gets other globals: the names of the functions that compute one
-token's step are bound to the steps of this module. All other code of the family runs unchanged.
-A step updates a state tensor in place. If it gets the state's place in the pool's blocks instead
-(`kv.states.Placed`), it updates the blocks, and no state is copied.
+The functions with which a module's forward updates its states for one token are replaced. To this
+end a copy of `forward` gets other globals, in which the names of these functions are bound to the
+functions here. All other code of the family runs unchanged. A step updates a state tensor in place.
+If it gets the state's place in the pool instead (`kv.states.Placed`), it updates the pool's blocks.
 
-No family's name is known here. A module qualifies if its forward calls such a step for each part of
-its state, and if results on random rows agree with the module's own.
+No family's name is known here. A module qualifies if its forward calls such a function for each
+part of its state, and if results on random rows agree with the module's own.
 
-The steps here are plain torch, and specify what the kernels of `step_kernels` compute. They update
-a state where it is. The modules' own steps spend most of their time on copies as large as the
-state. Steps compute in float32 or wider, whatever dtype stores the state.
+The steps here are plain torch, and specify what the kernels of `step_kernels` compute. The modules'
+own functions spend most of their time on copies as large as the state. Steps compute in float32 or
+wider, whatever dtype stores the state.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _PLAIN = SimpleNamespace(
 
 
 def _steps_for(state: Tensor | Placed) -> Any:
-    """Return the namespace of step functions for a state: torch steps or kernels."""
+    """Return an object with the three step functions for a state: in torch, or as kernels."""
     if not isinstance(state, Placed):
         return _PLAIN
     from beamwright.models import step_kernels  # noqa: PLC0415 (loads Triton)
@@ -150,7 +150,7 @@ def _steps_for(state: Tensor | Placed) -> Any:
 def _convolve(
     x: Tensor, state: Any, weight: Tensor, bias: Tensor | None = None, activation: Any = None
 ) -> Tensor:
-    """Replace `causal_conv1d_update`: x and the result are [rows, channels, 1]."""
+    """Stand in for `causal_conv1d_update`. x and the result are [rows, channels, 1]."""
     silu = activation in ("silu", "swish")
     assert silu or activation is None
     result: Tensor = _steps_for(state).convolution_step(state, x[..., 0], weight, bias, silu=silu)
@@ -168,9 +168,9 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Any]:
-    """Replace `torch_recurrent_gated_delta_rule`; inputs and result are [rows, 1, heads, ...].
+    """Stand in for `torch_recurrent_gated_delta_rule`.
 
-    Dimension 1 holds the one token.
+    Inputs and result are [rows, 1, heads, ...]; dimension 1 is the single token.
     """
     inputs = (each[:, 0] for each in (query, key, value, g, beta))
     normed = use_qk_l2norm_in_kernel
@@ -192,7 +192,7 @@ def _scan(
     dt_softplus: bool = False,
     **_: Any,
 ) -> Tensor:
-    """Replace `mamba2_selective_state_update`.
+    """Stand in for `mamba2_selective_state_update`.
 
     dt, A, D and dt_bias hold one number per head, which modules expand over the head's values.
     """
@@ -202,7 +202,7 @@ def _scan(
     return result if z is None else result * F.silu(z)
 
 
-# Kind of state and replacement, by the name under which modules call the function.
+# The functions that are replaced, by name: the kind of state that they update, and the replacement.
 _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "causal_conv1d_update": ("conv", _convolve),
     "torch_recurrent_gated_delta_rule": ("recurrent", _delta_rule),
@@ -213,9 +213,9 @@ _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
 def install_steps(
     recurrent: Recurrent, width: int, device: torch.device, *, in_blocks: bool
 ) -> None:
-    """Replace a module's single-token step by this file's, if both give equal results.
+    """Replace a module's single-token step by one of this file, if both give equal results.
 
-    in_blocks: also try the kernels, which update states in the pool's blocks.
+    width: the hidden size. in_blocks: also try the kernels, which update states in the pool.
     """
     step = _step_of(recurrent.module, set(recurrent.parts))
     if step is not None and _agrees(recurrent, step, width, device, in_blocks=False):
@@ -225,9 +225,9 @@ def install_steps(
 
 
 def _step_of(module: torch.nn.Module, kinds: set[str]) -> _Step | None:
-    """Return the module's forward with replaced step functions.
+    """Return a copy of the module's forward that calls the step functions of this file.
 
-    None: the module updates some part of its state with other functions.
+    None: the module updates some part of its state with functions that are unknown here.
     """
     plain = inspect.unwrap(type(module).forward)
     steps = {name: step for name, step in _STEPS.items() if name in plain.__code__.co_names}
@@ -258,7 +258,7 @@ def _agrees(
 
 
 def _placed(states: Mapping[str, Tensor]) -> dict[str, Placed]:
-    """Place state tensors in blocks, such that one block holds one row's part."""
+    """Present state tensors as blocks of a pool: one block holds the state of one row."""
     device = next(iter(states.values())).device
     table = torch.arange(_ROWS, dtype=torch.int32, device=device)[:, None]
     ways = torch.full((_ROWS,), GOES_ON, dtype=torch.int32, device=device)

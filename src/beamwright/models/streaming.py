@@ -1,8 +1,8 @@
-"""Batch-invariant matrix products on a GPU that read each weight once.
+"""Batch-invariant matrix products on a GPU, which read each weight once (Triton kernels).
 
-A library chooses its kernel by the number of rows. A kernel that sums each row column by column
-gives a row the same bits at any batch. Where the outputs are too few to fill the GPU, a library
-splits the columns into parts, and the bits then depend on the batch.
+A library such as cuBLAS chooses its kernel by the number of rows. Where the outputs are too few to
+fill the GPU, it splits each sum over columns into parts (split-K). The split depends on the number
+of rows, and with it the last bits of the result.
 
 Here the split depends only on the weight's shape. Each part is summed from its first column to its
 last, and parts are added in order. One program does both if there are many tiles; otherwise
@@ -29,24 +29,24 @@ from beamwright.models.decoder import Linear
 from beamwright.models.fused import launch, silu
 from beamwright.plan.costs import CODED_ROWS, CODED_VALUES
 
-# Most rows for which a wide product reaches the GPU's bandwidth.
-#
-# For more rows a library is faster.
+# Most rows for which the kernel is at least as fast as a library for a weight with many outputs.
 FEW_ROWS = 64
 _UNITS = 132  # programs that fill a GPU
 _LONG = 32  # longest part of a sum, in units of columns
 _ADDED, _ADDED_WARPS = 1024, 4  # outputs and warps of a program of `add_parts`
 _AT_ONCE = 8  # parts that `add_parts` loads together
-# With this many tiles or more, a program adds a tile's parts itself: partial sums in memory would
-# cost more than they gain.
+# With this many tiles or more, one program computes all parts of a tile and adds them. Partial sums
+# in memory would cost more time than the additional programs save.
 _IN_TURN = 64
 
 
 class ProductTile(NamedTuple):
-    """Tile of a program of `multiply_parts`, and how it is computed.
+    """Tile size and launch settings of a program of `multiply_parts`.
 
+    rows, outputs: the size of the result's tile. columns: columns that are loaded at a time.
+    stages, warps: as in Triton.
     late: let the next kernel begin after the sums, not at the start. By measurement this is faster
-    only with 64 rows.
+        only with 64 rows.
     """
 
     rows: int
@@ -75,7 +75,7 @@ def _sum_part(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return sums [OUTPUTS, ROWS] of products over the columns from `first` to before `last`.
+    """Return the products [OUTPUTS, ROWS], summed over the columns `first` to `last` - 1.
 
     place: the weight's rows [OUTPUTS]. real: [ROWS], False for padding.
     BITS: the bits of a code in a quantised weight; 0 for a plain weight.
@@ -230,16 +230,16 @@ def add_parts(
 
 
 def fills_gpu(outputs: int, times: int = 1) -> bool:
-    """Return whether one program per tile of 64 outputs fills a GPU at least `times` times."""
+    """Return whether a weight has enough tiles of 64 outputs to fill a GPU `times` times."""
     return outputs >= times * _UNITS * _TILES[0].outputs
 
 
 def parts_of(outputs: int, columns: int) -> int:
-    """Return the number of parts into which a sum over `columns` is split.
+    """Return the number of parts into which each sum over `columns` is split.
 
-    One program computes one part of one tile of 64 outputs, and the programs together fill a GPU.
-    Parts of more than 32 units of columns are split further, because one program alone has too few
-    loads in flight. A weight with enough tiles to fill a GPU has one part.
+    A weight with enough tiles of 64 outputs to fill a GPU has one part. For others, one program
+    computes one part of a tile, and there are as many parts as fill the GPU. Parts of more than 32
+    units of columns are split further, because one program alone has too few loads in flight.
     """
     tiles, units = -(-outputs // _TILES[0].outputs), columns // UNIT
     if tiles >= _UNITS:
@@ -257,7 +257,7 @@ def product(
 ) -> Tensor:
     """Return x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x.
 
-    added: if False, the result may be the float32 parts, see `decoder.Linear.unadded`.
+    added: False to allow float32 partial sums as the result, see `decoder.Linear.unadded`.
     parts: the number of parts of each sum; None: `parts_of` the weight's shape.
     """
     (rows, columns), outputs = x.shape, len(weight)
@@ -288,9 +288,9 @@ def product(
 def _operands(
     weight: Tensor | Codes, rows: int
 ) -> tuple[tuple[Tensor, Tensor | None], ProductTile]:
-    """Return the tensors that kernels read of a weight, and the tile for `rows` rows.
+    """Return the two tensors that kernels read for a weight, and the tile for `rows` rows.
 
-    The tensors are the plain weight and None, or the words and the scales of codes.
+    The tensors are the plain weight and None, or a quantised weight's codes and scales.
     """
     if isinstance(weight, Codes):
         tile = next((each for each in _CODED if rows <= each.rows), _CODED[-1])
@@ -307,10 +307,10 @@ def _sizes(weight: Tensor | Codes, tile: ProductTile) -> tuple[int, ...]:
 def gated_product(
     x: Tensor, weight: Tensor | Codes, bias: Tensor | None, kind: str
 ) -> Tensor | None:
-    """Return silu(gate) * up [rows, outputs / 2] of the halves gate and up of a product.
+    """Return silu(gate) * up [rows, outputs / 2], where gate and up are halves of a product.
 
-    None: the kernel cannot compute this. It needs at most 64 rows, no bias, silu, a number of
-    outputs that fits its tile, and a sum of one part.
+    None: the kernel cannot compute this. It needs at most 64 rows, no bias, kind "silu", a number
+    of outputs that fits its tile, and sums of one part.
     """
     (rows, columns), outputs = x.shape, len(weight) // 2
     kept, tile = _operands(weight, rows)
@@ -325,7 +325,7 @@ def gated_product(
     return out
 
 
-# A function that multiplies many rows: (x, weight [outputs, columns], bias, parts of a sum).
+# A product for many rows. Arguments: x, weight [outputs, columns], bias, number of parts of a sum.
 Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
@@ -341,11 +341,11 @@ class StreamedLinear(Linear):
         return self.weight
 
     def streams(self, x: Tensor) -> bool:
-        """Return whether the kernel multiplies the rows of `x`; otherwise `many` does."""
+        """Return whether the kernel multiplies as many rows as x has; otherwise `many` does."""
         return True
 
     def many(self, x: Tensor) -> Tensor:
-        """Return the product of rows that do not stream, bitwise equal to the kernel's."""
+        """Multiply more rows than the kernel should. Results are bitwise equal to the kernel's."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, outputs]."""
@@ -361,7 +361,7 @@ class StreamedLinear(Linear):
 class FewStreamedLinear(StreamedLinear):
     """A projection that the kernel multiplies for at most `FEW_ROWS` rows.
 
-    For more rows the library multiplies it. A trial has found both bitwise equal.
+    For more rows the library is used. A trial has shown that both are bitwise equal.
     """
 
     is_fixed = False
@@ -376,9 +376,9 @@ class FewStreamedLinear(StreamedLinear):
 class CodedLinear(StreamedLinear):
     """A quantised projection, whose codes the kernel reads directly for at most `CODED_ROWS` rows.
 
-    For more rows the weight is dequantised piece by piece, and `by` multiplies each piece. Its
-    results are bitwise equal to the kernel's. If `by` is None, no such function exists, and the
-    kernel reads the codes again for each tile of rows.
+    by: a product whose results are bitwise equal to the kernel's. For more rows the weight is
+        dequantised piece by piece, and `by` multiplies each piece. None: the kernel multiplies any
+        number of rows, and reads the codes again for each tile of rows.
     """
 
     def __init__(self, codes: Codes, bias: Tensor | None, by: Many | None) -> None:
@@ -403,9 +403,9 @@ class CodedLinear(StreamedLinear):
 
 
 def pieces(outputs: int, columns: int) -> list[tuple[int, int]]:
-    """Return the first and the end output of each piece that is dequantised at a time.
+    """Split a weight's outputs into pieces that are dequantised one at a time.
 
-    All pieces except the last have the same size.
+    Return (first, end) of each piece. All pieces except the last have the same size.
     """
     count = -(-outputs * columns // CODED_VALUES)
     size = -(-outputs // count // UNIT) * UNIT

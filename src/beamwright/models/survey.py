@@ -1,9 +1,9 @@
-"""Surveys a `transformers` model by running it once on the meta device, without weights.
+"""Finds out how a `transformers` model is built, by running it once on the meta device.
 
-A forward pass of a few tokens shows what each layer hands to attention: heads, window, soft cap and
-the layer that owns the KV. It also shows the states that layers keep, the weights that only linear
-products read, and the modules that are experts. So no family needs code here, and all sizes are
-known before weights load.
+A forward pass of a few tokens without weights shows what each layer passes to attention: heads,
+window, soft cap, and the layer that owns the KV. It also shows the states that layers keep, the
+weights that only `F.linear` reads, and the modules that are experts. So no family needs code here,
+and all sizes are known before weights are loaded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from beamwright.models.linear import quiet_import
 from beamwright.models.recurrent import check_stateless, states_of, take_caches
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
-# Name under which our attention and our experts are registered in `transformers`.
+# Name under which Beamwright's attention and experts are registered in `transformers`.
 NAME = "beamwright"
 
 _SURVEY = "beamwright-survey"
 _LEAST_VERSION = (5, 23)
 _TOKENS = 8
-# Functions that mix tokens. A layer calling one must use our attention or keep a known state.
+# Functions that can mix tokens. A layer that calls one must use Beamwright's attention or keep a
+# known state.
 _MIXES = {
     *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
     "scaled_dot_product_attention",
@@ -42,9 +43,9 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seque
 
 @dataclass(frozen=True)
 class Attended:
-    """The arguments that one layer handed to attention."""
+    """The arguments with which one layer called attention."""
 
-    key: Tensor  # layers that share KV hand over the same tensor
+    key: Tensor  # layers that share KV pass the same tensor
     heads: int
     kv_heads: int
     head_dim: int
@@ -54,7 +55,7 @@ class Attended:
 
 @dataclass
 class Survey:
-    """A model on the meta device, and the facts that its forward pass has shown."""
+    """A `transformers` model on the meta device, and what its forward pass has shown."""
 
     model: Any
     body: Any  # the model without its LM head
@@ -76,7 +77,8 @@ class Survey:
     def quantises(self, name: str) -> bool:
         """Return whether `--weights` quantises the weight `name`.
 
-        It must be a layer's projection, but no router, no gate, and none to one number per head.
+        It does so for projections in layers, except routers, gates, and those with one output per
+        head of a recurrent layer.
         """
         if name not in self.products or not name.startswith(f"{self.layers_at}."):
             return False
@@ -92,9 +94,10 @@ class Survey:
 
 
 def bind(model: torch.nn.Module, attend: Callable[..., Any], experts: Callable[..., Any]) -> None:
-    """Let `attend` and `experts` compute a model's attention and experts.
+    """Set the functions that compute a model's attention and experts.
 
-    Each module gets both as an attribute, because `transformers` passes the module to them.
+    They are stored in an attribute of each module, because `transformers` passes the module to the
+    functions that `_register` registers.
     """
     for module in model.modules():
         module.__dict__["beamwright"] = (attend, experts)
@@ -109,10 +112,10 @@ def _experts(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Mask:
-    """A mask function: it says which tokens a token attends to.
+    """A mask function of `transformers`, which says which tokens a token attends to.
 
-    Gemma 4 slices masks to the rows that it needs. In a survey it needs all rows, so a slice is the
-    whole mask.
+    Gemma 4 slices masks to the rows that it needs. In a survey these are all rows, so a slice is
+    the whole mask.
     """
 
     def __init__(self, sees: Callable[..., Any]) -> None:
@@ -126,10 +129,10 @@ class _Mask:
 
 
 def _register() -> None:
-    """Register our attention, masks and experts in `transformers`.
+    """Register Beamwright's attention, masks and experts in `transformers`.
 
     Raises:
-        NotBuiltError: if this `transformers` is too old.
+        NotBuiltError: if the installed `transformers` is too old.
     """
     installed = version("transformers")
     if tuple(int(part) for part in installed.split(".")[:2]) < _LEAST_VERSION:
@@ -154,11 +157,11 @@ def _register() -> None:
 
 
 def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
-    """Build the model of a config on the meta device, run it there, and return the findings.
+    """Build a config's model on the meta device, run it there, and return what that shows.
 
     Raises:
-        NotBuiltError: if `transformers` has no causal model for the config, or if our attention
-            views cannot compute its layers.
+        NotBuiltError: if `transformers` has no causal model for the config, or if Beamwright's
+            attention views cannot compute its layers.
     """
     with quiet_import():  # `transformers` imports torchao if it is installed
         _register()
@@ -179,7 +182,7 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
         raise
     except Exception as error:  # the code of a family may raise anything
         line = error_line(error)
-        # Falcon chooses a class by the attention's name; its error then contains our name.
+        # Falcon chooses a class by the attention's name; its error then contains `_SURVEY`.
         known = _SURVEY not in line
         why = f"its layers do not run here ({line})" if known else "attention of its own"
         raise NotBuiltError(_refusal(text, why)) from error
@@ -220,7 +223,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
 
 
 def _run(surveyed: Survey) -> None:
-    """Run a few tokens through the model, and record in `surveyed` what each layer does."""
+    """Run a few tokens through the model, and record in `surveyed` what each layer calls."""
     chosen: dict[torch.nn.Module, int] = {}
     attending = set[torch.nn.Module]()
 
@@ -268,10 +271,10 @@ def _run(surveyed: Survey) -> None:
 
 
 class _Uses(TorchFunctionMode):
-    """Records the functions and modules that a running model calls.
+    """Recorder of the functions and modules that a model calls in a forward pass.
 
-    uses: the functions that read each parameter, by its name.
-    mixing: a function that mixes tokens, by layer.
+    uses: for each parameter's name, the functions that read it.
+    mixing: for each layer, a function of `_MIXES` that it called.
     cached: the arguments of modules with a cache argument, by layer and name within the layer.
     """
 
@@ -320,7 +323,7 @@ class _Uses(TorchFunctionMode):
 
 
 def shape_of(surveyed: Survey, max_context: int | None) -> ModelShape:
-    """Return the shape of a surveyed model, including its sizes.
+    """Make the `ModelShape` of a surveyed model.
 
     Raises:
         NotBuiltError: if its layers cannot share one attention view.
@@ -360,7 +363,7 @@ def shape_of(surveyed: Survey, max_context: int | None) -> ModelShape:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Return the rotary parameters of a config: for all layers, and for each kind of layer."""
+    """Return all dictionaries of rotary parameters in a config; some have one per layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
@@ -383,9 +386,10 @@ def _check_rotary(config: Any, context: int) -> None:
 def _groups(
     calls: dict[int, Attended], context: int, chunk: int | None
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
-    """Return pairs (layer, owner of the KV that it reads), and the other layers by attention.
+    """Return `shared` and `groups` of `ModelShape`.
 
-    chunk: the chunk size of chunked attention. It equals full attention up to this context.
+    chunk: the chunk size of chunked attention, or None. Up to this context, chunked attention is
+        the same as full attention.
     """
     owners: dict[int, int] = {}
     shared, members = [], defaultdict(list)
@@ -405,9 +409,9 @@ def _groups(
 
 
 def window_of(mask: Any, context: int) -> int | None:
-    """Return the number of tokens that a token attends to by a mask function, including itself.
+    """Return the sliding window of a mask function, in tokens including the current one.
 
-    None: it attends to all tokens up to itself.
+    None: a token attends to all tokens up to itself.
 
     Raises:
         NotBuiltError: if the mask is neither causal nor a sliding window.

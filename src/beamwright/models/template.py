@@ -1,8 +1,8 @@
-"""Renders chat templates within bounds, because they are programs from a model's folder.
+"""Renders chat templates with limits on time and memory, because they are untrusted programs.
 
-Templates get the names that `transformers` gives them. Jinja's sandbox protects everything except
-memory and time, which this module bounds. The time that a template sees is an argument, so a
-rendering never reads the clock.
+Templates can use the names that `transformers` defines for them. Jinja's sandbox protects
+everything except memory and time, which this module limits. The time of day that a template sees is
+an argument, so rendering never reads the clock.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LONGEST_REPEATED = 100
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
 
 _WORD = re.compile(r"\w+")
-_PHRASE = 8  # words of a phrase
+_PHRASE = 8  # words of a phrase in `is_held`
 _MOST_PHRASES = 64
 CLOCK = "strftime_now"  # the function that templates call for the time
-_NO_TIME = "1970-01-01"  # the time if a template is rendered only to inspect it
+_NO_TIME = "1970-01-01"  # the time that a template sees if `now` is not given
 
 # A function that renders a conversation to text.
 #
@@ -79,14 +79,15 @@ _ENVIRONMENT.globals |= {
 
 
 def check_template(template: Any, where: str) -> None:
-    """Check that a template is valid Jinja without single operations that take too long.
+    """Check that a template is valid Jinja and has no single operation that may take too long.
 
-    One operation of the interpreter, such as a power, cannot be interrupted.
+    Python cannot interrupt one operation, such as a power of large numbers.
+
     template: a template, or several by name; other types are ignored.
 
     Raises:
-        InputError: for a power, a product without a small literal, a large number or width, a text
-            that is too long or nested too deeply, and a text that is not valid Jinja.
+        InputError: for a power, a product without a small literal, a large number or format width,
+            a template that is too long or nested too deeply, or invalid Jinja.
     """
     way = "; correct it, or give --chat-template FILE for --model"
     for text in _texts(template):
@@ -106,7 +107,7 @@ def check_template(template: Any, where: str) -> None:
 
 
 def names_read(template: str | dict[str, str] | None) -> frozenset[str]:
-    """Return the names of the arguments that a template, or one of several, may read."""
+    """Return the names of the arguments that a template may read; of several, all names."""
     read = (meta.find_undeclared_variables(_ENVIRONMENT.parse(t)) for t in _texts(template))
     return frozenset[str]().union(*read)
 
@@ -117,7 +118,7 @@ def _texts(template: Any) -> Iterator[str]:
 
 
 def _violation_of(text: str) -> str | None:
-    """Return the first violation in a template, for a message; None if it has none."""
+    """Return a message about the first operation that is not allowed; None if all are."""
     if len(text) > _MOST_SOURCE:
         return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
     parsed = _ENVIRONMENT.parse(text)
@@ -162,9 +163,10 @@ def _pattern(node: nodes.Node) -> str:
 
 
 def is_held(text: str, rendered: str) -> bool:
-    """Return whether `rendered` contains `text`, or at least half of its phrases.
+    """Return whether a rendered prompt contains a message's text.
 
-    Only words are compared, because templates strip blanks and may escape or leave out a word.
+    At least half of the text's phrases must be there. Only words are compared, because templates
+    strip blanks and may escape or leave out a word.
     """
     shown = _words(rendered.replace("\\n", "\n"))
     if (whole := _words(text)) in shown:
@@ -179,17 +181,17 @@ def _words(text: str) -> str:
     return " ".join(_WORD.findall(text.casefold()))
 
 
-# --- calls whose arguments are no object -----------------------------------------------------
+# --- arguments of tool calls -----------------------------------------------------------------
 
 
 def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in which the arguments of every tool call are an object.
+    """Return messages in which the arguments of every tool call are a dictionary.
 
-    Some templates loop over an object's members. Arguments that are a text but not valid JSON, such
-    as those of a truncated call, are wrapped in an object.
+    Some templates loop over its items. Arguments that are a string without valid JSON, such as
+    those of a truncated call, are wrapped in a dictionary.
 
     Raises:
-        InputError: for other arguments that are not an object.
+        InputError: for arguments that are valid JSON but not a dictionary.
     """
     turns = deepcopy([*map(dict, messages)])
     for i, turn in enumerate(turns):
@@ -211,8 +213,7 @@ def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def template_writer(template: str | dict[str, str], special_tokens: Mapping[str, str]) -> WriteChat:
     """Return a function that renders a template.
 
-    Of several templates it takes the one named `tool_use` if tools are given, else the one named
-    `default`.
+    Of several templates it uses `tool_use` if tools are given, else `default`.
     special_tokens: texts of special tokens by role, such as `bos_token`.
     """
 
@@ -236,7 +237,7 @@ def _compiled(text: str) -> Template:
 
 
 def render(make: Callable[[], str], where: str) -> str:
-    """Call `make` in a thread of its own, and return the text that it renders.
+    """Call `make`, which renders a template, in a thread that is stopped after a timeout.
 
     where: the beginning of an error message.
 

@@ -1,9 +1,8 @@
-"""Token ids that begin and end a thought, the text that a model writes before its answer.
+"""Finds a thinking model's thoughts by the token ids of marks such as <think> and </think>.
 
-`thinking.toml` has an entry for each family of marks. A tokenizer belongs to the first family whose
-tokens it has. Thoughts are found by token ids and never by text, because a model may write or quote
-the same text with other tokens. This module knows tokenizers' text and ids, but no rows of a batch
-and no settings.
+A thought is the text that a model writes before its answer. `thinking.toml` has an entry for each
+family of marks. A tokenizer belongs to the first family whose tokens it has. Thoughts are found by
+token ids and never by text, because a model may write or quote the same text with other tokens.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_switch(names: Collection[str], thinking: str | int) -> dict[str, Any]:
-    """Return the arguments that tell a chat template the value of `--thinking`.
+    """Return the arguments with which a chat template turns thinking on or off.
 
-    names: the names that the template reads.
+    names: the arguments that the template reads. thinking: the value of `--thinking`.
     """
     given: dict[str, Any] = {name: thinking != "off" for name in _SWITCHES if name in names}
     if "reasoning_effort" in names and thinking == "off":
@@ -54,9 +53,10 @@ def template_switch(names: Collection[str], thinking: str | int) -> dict[str, An
 class ThoughtMarks:
     """The marks of thoughts in one tokenizer, as token ids.
 
-    start, end: the tokens of the two marks, at least one each.
-    hidden: the marks and headers, which are not part of a reply's text, the longest first.
-    blank: tokens that are only white space.
+    start, end: the token ids of the two marks.
+    hidden: the token ids of all marks and headers, which are not part of a reply's text; the
+        longest come first.
+    blank: tokens that consist of white space.
     """
 
     family: ThoughtFamily
@@ -71,7 +71,7 @@ class ThoughtMarks:
     ) -> ThoughtMarks | None:
         """Return the marks of the first family whose tokens the tokenizer has.
 
-        token_bytes: the bytes of each token, by id. None: the model marks no thoughts.
+        None: the tokenizer has no such tokens. token_bytes: the bytes of each token, by id.
         """
         known = tokenizer.token_to_id
         for family in FAMILIES:
@@ -86,9 +86,9 @@ class ThoughtMarks:
         return None
 
     def opened(self, token_ids: Sequence[int]) -> bool:
-        """Return whether these tokens end with the start of a thought, except for white space.
+        """Return whether a prompt or a step ends with the start mark; white space may follow it.
 
-        The tokens are a prompt, in which the template may have opened a thought, or a step.
+        For a prompt this means that the chat template itself begins the thought.
         """
         for last in range(len(token_ids), len(self.start) - 1, -1):
             if tuple(token_ids[last - len(self.start) : last]) == self.start:
@@ -98,7 +98,7 @@ class ThoughtMarks:
         return False
 
     def begins(self, token_ids: Sequence[int]) -> bool | None:
-        """Return whether a reply begins with a thought; None if more tokens must decide.
+        """Return whether a reply begins with the start mark; None if it is too short to tell.
 
         token_ids: the reply's first tokens.
         """

@@ -1,9 +1,9 @@
-"""Reads the tokenizer of a model's folder or file, and checks that it round-trips texts.
+"""Reads the tokenizer of a model's folder or GGUF file, and checks that texts survive it.
 
 `tokenizer.json` is read directly: its ids are those that the model was trained with, whatever
-`transformers` class the folder names. `tokenizer_config.json` and related files name the tokens
-with a role, further tokens, and the chat template. `transformers` reads a folder without
-`tokenizer.json`. `formats.vocabulary` reads a GGUF file.
+`transformers` class the folder names. `tokenizer_config.json` and related files name the special
+tokens, further tokens, and the chat template. For a folder without `tokenizer.json`, `transformers`
+reads the tokenizer. For a GGUF file, `formats.vocabulary` does.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FILES = (
 )  # fmt: skip
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _SENTENCE = "Jack has 70 eggs,  naïve café\n\tand 1234567.\n"
-_PLAIN = ("jack has 70 eggs", "1234567")  # parts of the sentence that no normalizer removes
+_PLAIN = ("jack has 70 eggs", "1234567")  # parts of _SENTENCE that no normalizer removes
 _PUBLISHED = "take the tokenizer files of the published model"
-# Most characters that may replace one. A blank becomes three, a digit or a ligature a few.
+# Most characters by which a normalizer may replace one. Usual replacements have at most three.
 _MOST_GROWTH = 100
 _MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
 _LARGE = 100_000  # Mistral's vocabularies with more tokens than this cut texts by words
@@ -70,13 +70,14 @@ def check_tokenizer(
 ) -> tuple[str, ...]:
     """Check that special tokens and one sentence survive encoding and decoding.
 
-    Each special token must become its own id. Return remarks, one line each, about errors that do
-    not make the tokenizer unusable.
-    needed: tokens that prompts or replies require, and texts that contain them.
+    The text of each special token must become the token's own id. Return remarks, one line each,
+    about errors that do not make the tokenizer unusable.
+
+    needed: texts, such as the chat template, that contain the special tokens which must work.
 
     Raises:
-        InputError: if words, numbers or a token in `needed` do not come back, or if the normalizer
-            makes a text far longer.
+        InputError: if words, numbers or a needed token do not survive, or if the normalizer makes a
+            text far longer.
     """
     if (growth := _growth(tokenizer)) > _MOST_GROWTH:
         line = f"its normalizer makes {growth} characters of one"
@@ -104,7 +105,7 @@ def check_tokenizer(
 
 
 def _growth(tokenizer: Tokenizer) -> int:
-    """Return the most characters that the normalizer's replacements can make of one."""
+    """Return the most characters by which the tokenizer's normalizer can replace one."""
     normalizer = tokenizer.normalizer
     written = {} if normalizer is None else json.loads(normalizer.__getstate__())
     growth, waiting = 1, [written]
@@ -160,7 +161,9 @@ def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -
 def _add(
     tokenizer: Tokenizer, listed: Mapping[int, AddedToken], more: list[AddedToken], where: str
 ) -> None:
-    """Add the tokens `listed` by id, then the tokens in `more` that are not special yet.
+    """Add special and other tokens that `tokenizer.json` lacks to the tokenizer.
+
+    listed: tokens with the ids that they must get. more: special tokens without a given id.
 
     Raises:
         InputError: if a listed token gets another id.
@@ -191,10 +194,11 @@ def _token(value: Any) -> AddedToken:
 def _split_by_words(
     config: Mapping[str, Any], tokenizer: Tokenizer, written: Mapping[str, Any], where: str
 ) -> tuple[str, ...]:
-    """Let a Mistral vocabulary cut texts as Mistral's own library does, if the folder asks for it.
+    """Set Mistral's own rule for splitting texts, if the folder asks for it.
 
-    Vocabularies that were converted before version 5 of `transformers` have another rule. Return a
-    remark if the vocabulary may be one of them and the folder does not say so.
+    Vocabularies of Mistral that were converted by `transformers` before version 5 have a wrong
+    rule. If this may be such a vocabulary and the folder does not say so, return a remark about it;
+    otherwise ().
     """
     version = str(config.get("transformers_version") or 0).partition(".")[0]
     is_old = config.get("model_type") in _MISTRAL and version.isdigit() and int(version) < 5
@@ -221,8 +225,8 @@ def _split_by_words(
 def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Return a folder's chat template, several by name, or None.
 
-    It is in files of its own, else in tokenizer_config.json, else in chat_template.json, which
-    processors write.
+    It is in *.jinja files, else in tokenizer_config.json, else in chat_template.json, which the
+    processors of multimodal models write.
     """
     several = {
         file.stem: read_text(file)
@@ -277,10 +281,10 @@ def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> T
 
 
 def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
-    """Convert a tokenizer of `transformers`.
+    """Extract the `tokenizers` object, special tokens and template of a `transformers` tokenizer.
 
     Raises:
-        InputError: if it is not based on the library `tokenizers`.
+        InputError: if the tokenizer is not based on the library `tokenizers`.
     """
     tokenizer = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
@@ -291,5 +295,5 @@ def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether an error is a panic of a Rust library, which is no `Exception`."""
+    """Return whether an error is a panic of a Rust library, which `except Exception` misses."""
     return type(error).__module__ == "pyo3_runtime"

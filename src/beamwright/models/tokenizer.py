@@ -1,7 +1,7 @@
 """`TextCodec` converts text to token ids and back, and renders chat templates.
 
-It is a thin layer over `tokenizers`; `token_files` reads the files. Prompts are rendered once;
-after that, the engine works with token ids only.
+It is a thin layer over the library `tokenizers`; `token_files` reads the files. A prompt is
+rendered once. After that, the engine works with token ids only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from beamwright.models.template import (
 from beamwright.models.thinking import ThoughtMarks, template_switch
 from beamwright.models.token_files import check_tokenizer, is_panic, read_token_files
 
-# Placeholder for a text that is not known yet: a private character that no template changes.
+# Stands for an unknown text in a conversation: a private character that no template changes.
 PLACE = "\ue000"
 _PIECE = 1 << 16  # characters that `count_tokens` tokenises at a time
 _LEFT_OUT = "the chat template leaves"
@@ -42,11 +42,11 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 class TextCodec:
     """One model's tokenizer and chat template.
 
-    eos_ids: every token id that ends a path.
+    eos_ids: the ids of the tokens that end a reply.
     special_tokens: texts of special tokens by role, such as `bos_token`.
     chat_template: a template, several by name, or None.
     template_args: further arguments of the template, by name.
-    remarks: facts about the tokenizer that its user should know, one line each.
+    remarks: warnings about the tokenizer for the user, one line each.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class TextCodec:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids of special tokens, which stand for no text."""
+        """The ids of special tokens, which `decode` leaves out."""
         added = self.tokenizer.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
@@ -117,9 +117,9 @@ class TextCodec:
 
     @property
     def takes_instructions(self) -> bool:
-        """True if the chat template renders a system message differently from a user's message.
+        """True if the chat template distinguishes roles, as those of instruction-tuned models do.
 
-        If both look the same, the model only continues a text.
+        False without a template, or if it renders a system message like a user's.
         """
         if self.chat_template is None:
             return False
@@ -132,7 +132,7 @@ class TextCodec:
 
     @cached_property
     def reads_time(self) -> bool:
-        """True if the chat template reads the time."""
+        """True if the chat template reads the current time."""
         return CLOCK in names_read(self.chat_template)
 
     @cached_property
@@ -158,7 +158,7 @@ class TextCodec:
             return False
 
     def thinking_args(self, thinking: str | int) -> dict[str, Any]:
-        """Return the chat template's arguments for `--thinking`, except those already given."""
+        """Return the template arguments for a value of `--thinking`, except those in the codec."""
         names = names_read(self.chat_template) - self.template_args.keys()
         return {} if thinking == "auto" else template_switch(names, thinking)
 
@@ -168,11 +168,12 @@ class TextCodec:
         system_prompt: str | None = None,
         template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Return the token ids of a problem's prompt.
+        """Return the token ids of the prompt for a problem.
 
-        It is rendered with the chat template, or is plain text if there is no template.
-        system_prompt: a system message; it precedes the problem if the template has no such role.
-            None or empty: no system prompt.
+        Without a chat template the prompt is plain text.
+
+        system_prompt: a system message, which is placed before the problem's text if the template
+            has no system role. None or empty: no system prompt.
         template_args: arguments that override those of the codec.
         """
         said = [{"role": "user", "content": problem}]
@@ -236,10 +237,10 @@ class TextCodec:
         return text
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt's text.
+        """Return the token ids of a rendered prompt.
 
-        A chat template writes its own special tokens; without one the tokenizer adds them. If
-        `first_id` is set, the ids begin with it.
+        A chat template has written the special tokens; without a template the tokenizer adds them.
+        If `first_id` is set, the ids begin with it.
         """
         plain = self.chat_template is None
         ids = list(self._encode([text], add_special_tokens=plain)[0].ids)
@@ -249,9 +250,9 @@ class TextCodec:
     def render_turn(
         self, text: str, template_args: Mapping[str, Any] = MappingProxyType({})
     ) -> list[int]:
-        """Return the token ids between an assistant's reply and the next reply.
+        """Return the token ids that continue a conversation after the assistant's reply.
 
-        They include the user's turn `text`.
+        They contain the user's next message, `text`, and end where the next reply begins.
         template_args: arguments that override those of the codec.
 
         Raises:
@@ -296,9 +297,9 @@ class TextCodec:
         return render(partial(self._write, turns, **given), where)
 
     def count_tokens(self, text: str, most: int) -> int:
-        """Return the number of tokens of a text.
+        """Return the number of tokens of a text; stop counting once it exceeds `most`.
 
-        Counting stops once the number exceeds `most`. For a long text it is an estimate.
+        For a text of more than 65,536 characters the number is an estimate.
         """
         count = 0
         for start in range(0, len(text), _PIECE):
@@ -339,16 +340,17 @@ class TextCodec:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def reply_text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a reply's tokens without the marks of thoughts."""
+        """Return the text of a reply's tokens, without marks such as <think>."""
         marks = self.thoughts
         return self.decode(token_ids if marks is None else marks.shown(token_ids))
 
     def reply_grown(self, text: str, token_ids: Sequence[int]) -> str | None:
-        """Return a reply's text after more tokens were appended to it.
+        """Extend a reply's text by more tokens, for streaming. Return the whole text so far.
+
+        None: all of the reply's tokens must be decoded again. Only byte-level decoders of models
+        that do not think can append, and only if the text does not end within a character.
 
         text: the reply's text so far. token_ids: the appended tokens.
-        None: all of the reply's tokens must be decoded again. Only byte-level decoders without
-        thoughts can append, and only if the text so far does not end within a character.
         """
         whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
         joins = whole and self.thoughts is None and isinstance(self.tokenizer.decoder, ByteLevel)
@@ -360,7 +362,7 @@ class TextCodec:
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes that each token id adds to a text, by id; special tokens add none.
+        """The bytes of each token, by id; b"" for special tokens.
 
         The joined bytes of a path's tokens equal the text of `decode`, with two exceptions. Where
         bytes are not valid UTF-8, for example half a character, the text has U+FFFD. SentencePiece
@@ -393,9 +395,9 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages without system messages, for a template that lacks this role.
+    """Return messages without the role system, for a template that does not have it.
 
-    Their texts are placed before the text of the next user message.
+    The text of a system message is placed before the text of the next user message.
     """
     turns: list[dict[str, Any]] = []
     waiting: list[str] = []
@@ -425,11 +427,11 @@ def _template_text(chat_template: str) -> str:
 
 
 def _to_latin1() -> dict[int, str | None]:
-    """Return a table from GPT-2's alphabet to Latin-1, for `str.translate`.
+    """Return a table for `str.translate` that turns token texts of byte-level BPE into bytes.
 
-    In GPT-2's alphabet a character stands for a byte. A printable byte is its own character; the
-    other bytes are the characters from number 256 on. None removes a character that stands for no
-    byte.
+    In these texts (GPT-2's alphabet) each character stands for a byte: a printable byte for itself,
+    the other bytes for the characters from number 256 on. The result is in Latin-1. None removes a
+    character that stands for no byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

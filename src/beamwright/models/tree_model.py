@@ -1,8 +1,8 @@
-"""TreeModel: a decoder with its KV in tree segments; batched prefill and decode sessions.
+"""TreeModel: a decoder with the KV of a search tree; prefills requests and opens decode sessions.
 
-Chunk and tail sizes are constants and depend neither on the budget nor on the batch. They decide
-where attention's partial sums are split, and results must not depend on the schedule
-(docs/concepts/sameness.md).
+The sizes of prefill chunks and tails are constants and depend neither on the budget nor on the
+batch. They decide where attention's partial sums are split, and results must not depend on the
+schedule (docs/concepts/sameness.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from beamwright.plan.costs import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Options of one model's host tier (`kv.host`)."""
+    """Options of one model's host tier, the KV in host memory (`kv.host`)."""
 
     budget_bytes: int
     link: Link
@@ -71,7 +71,10 @@ def state_layout(decoder: Decoder) -> StateLayout | None:
 
 
 def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
-    """Map each layer to (group, index in the group); a layer that shares KV to its source's."""
+    """Return (layer group, index in the group) of each layer's KV, by the layer's number.
+
+    A layer that reads another layer's KV has the same place as that layer.
+    """
     places = {
         layer: (number, place)
         for number, group in enumerate(shape.kv_groups)
@@ -81,13 +84,13 @@ def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
 
 
 class TreeModel:
-    """The decoder, segment store and attention backend of one model (generator or verifier).
+    """The decoder, KV store and attention backend of one model (generator or verifier).
 
     host: options of the host tier; None keeps all KV on the device.
     make_store: creates a store whose KV is all in the host tier (layer-wise streaming).
     shared: memory that generator and verifier share. This model's budget is a part of it, and
         `CacheManager.resize` may change the part.
-    captured: the captured prefill passes; None until `capture` is called.
+    captured: CUDA graphs of prefill passes; None until `capture` is called.
     tested: the attention backend that the start-up self-test checks.
     """
 
@@ -177,13 +180,13 @@ class TreeModel:
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def capture(self, replay: Replay) -> None:
-        """Capture small prefill passes with `replay`, if the backend stores KV itself."""
+        """Run small prefill passes as CUDA graphs from now on, if the backend stores KV itself."""
         if self._keeps:
             self.captured = CapturedPasses(self.decoder, self.store, self.backend, replay)
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that captured passes reserve and that no other code can use."""
+        """Bytes that CUDA graphs of prefill passes reserve, so that no other code can use them."""
         return 0 if self.captured is None else self.captured.replay.idle_bytes
 
     @cached_property
@@ -197,7 +200,7 @@ class TreeModel:
         return torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def release(self) -> None:
-        """Free the captured passes."""
+        """Free the CUDA graphs of prefill passes and their memory."""
         if self.captured is not None:
             self.captured.replay.release()
 
@@ -238,7 +241,7 @@ class TreeModel:
         return list(hidden.split([len(read) for read in reads]))
 
     def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> StateRows:
-        """Open the requests' recurrent states for one pass.
+        """Return the recurrent states that one prefill pass reads and writes.
 
         If a request continues its own state, all states are written only when the pass is complete,
         so that a failed pass can be repeated.

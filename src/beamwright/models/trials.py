@@ -1,7 +1,7 @@
-"""Decides which projections use the streaming kernels of `streaming` on a GPU.
+"""Decides, when weights are loaded, which projections use the kernels of `streaming` on a GPU.
 
-Each shape is tried once, when weights are loaded. The first goal is batch-invariance, the second is
-speed. This module is imported only where the kernels run.
+Each shape of weights is tried once. The first goal is batch-invariance, the second is speed. This
+module is imported only where the kernels run.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _ROWS = (*range(8, 257, 8), 320, 512, 768, 1024, 2048, 4096)
 _ROUNDED = 2**-6
 # A weight is wide if its tiles fill a GPU this many times; then one program computes a whole sum.
 _WIDE = 2
-_MOST_NUMBERS = 1 << 26  # most numbers of a trial's result, and of a weight sampled for a trial
+_MOST_NUMBERS = 1 << 26  # most numbers in a trial's result, and in a weight drawn for a trial
 
 
 class Streaming:
-    """Converts a projection to one that the kernels of `streaming` multiply.
+    """Converter of projections to the kernels of `streaming`, where these are needed or faster.
 
-    It does so where batch-invariance requires the kernels, or where they are faster. The library's
-    product is tried once per shape, with many numbers of rows. If it is not batch-invariant, the
-    kernel multiplies any number of rows. If it is, the library stays in use, with one exception: a
-    kernel multiplies up to `FEW_ROWS` rows of a wide weight if the results are bitwise equal.
+    The library's product is tried once per shape, with many numbers of rows. If it is not
+    batch-invariant, the kernel multiplies any number of rows. If it is, the library stays in use,
+    with one exception: for a weight with many outputs, the kernel multiplies up to `FEW_ROWS` rows
+    if the results are bitwise equal.
 
-    always: use the kernel for any number of rows, so that no library chooses one.
-    dtype: the dtype of the activations, which a quantised projection does not store.
+    always: use the kernel for any number of rows, without trying the library.
+    dtype: the dtype of activations, which a quantised projection does not store.
     """
 
     def __init__(self, *, always: bool, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -74,9 +74,9 @@ class Streaming:
         return self._known[key](weight, bias)
 
     def _in_codes(self, linear: GroupedLinear) -> Linear:
-        """Return a projection that multiplies by the codes directly.
+        """Convert a quantised projection, so that the kernel reads its codes.
 
-        Return `linear` itself if the kernel does not support its format or its results are wrong.
+        It stays unchanged if the kernel does not support its format or gives wrong results.
         """
         codes = Codes.of(linear) if self._dtype.itemsize == 2 else None
         if codes is None:
@@ -92,10 +92,10 @@ class Streaming:
 
 
 def _streams(weight: Tensor) -> bool:
-    """Return whether the kernel supports a weight.
+    """Return whether the kernel supports a plain weight.
 
-    It needs 16 bits per number, contiguous rows, outputs that are a multiple of 16, and columns
-    that are a multiple of `UNIT`, so that rows start at multiples of 16 bytes.
+    It needs 16 bits per number, contiguous rows, a multiple of 16 outputs, and a multiple of `UNIT`
+    columns, so that rows start at multiples of 16 bytes.
     """
     outputs, columns = weight.shape
     whole = outputs % 16 == 0 and columns % UNIT == 0 and outputs > 0
@@ -119,9 +119,9 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
 
 
 def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether the kernels agree with the library up to rounding, for every tile.
+    """Return whether the kernels agree with the library up to rounding, for every tile size.
 
-    kept: the weight as the kernels read it: the weight itself or its codes.
+    kept: what the kernels read: `weight` itself, or the codes of which it is dequantised.
     """
     generator = torch.Generator(weight.device).manual_seed(0)
     size = ROWS_OF_TILES[-1], weight.shape[1]
@@ -144,9 +144,9 @@ def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool
 def _try_codes(
     linear: GroupedLinear, codes: Codes, dtype: torch.dtype, *, always: bool
 ) -> tuple[bool, Many | None]:
-    """Return whether the kernels are right for these codes, and a product for many rows.
+    """Return whether the kernels' results for these codes are right, and a product for many rows.
 
-    The product is bitwise equal to the kernel's product of few rows; None if none is.
+    The product gives the same bits as the kernel for few rows; None if no available one does.
     """
     weight = codes.values(dtype)
     rows = slice(0, min(len(codes), ROWS_OF_TILES[-1]))
@@ -173,9 +173,9 @@ def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Te
 
 
 def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int) -> bool:
-    """Return whether `way` gives rows the same bits in large batches as the kernel in small ones.
+    """Return whether the product `way` gives many rows the same bits as the kernel gives few rows.
 
-    parts: the parts of each sum.
+    parts: number of parts of each sum.
     """
     weight, bias = codes.values(x.dtype), None if bias is None else bias[: len(codes)]
     few = product(x[:CODED_ROWS], codes, bias, parts=parts)
@@ -188,7 +188,10 @@ def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int)
 def _cancelling_codes(
     linear: GroupedLinear, outputs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Codes]:
-    """Return rows and codes [outputs, columns] as `cancelling` does, in the format of `linear`."""
+    """Draw rows and a quantised weight whose products cancel, as `cancelling` does.
+
+    outputs: number of the weight's outputs. Columns and format are those of `linear`.
+    """
     columns, device, bits = linear.columns, linear.weight.device, linear.bits
     like: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(0), "device": device}
     order, half = torch.randperm(columns, **like), columns // 2
@@ -204,19 +207,19 @@ def _cancelling_codes(
 def is_invariant(
     work: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, counts: Iterable[int]
 ) -> bool:
-    """Return whether a row's result is bitwise equal for each number of rows in `counts`.
+    """Return whether a product is batch-invariant for each number of rows in `counts`.
 
-    work: the product. whole: its result for all rows of `x`.
+    work: the product. whole: its result for all rows of `x`, which must be bitwise the same.
     """
     return all(torch.equal(work(x[:count]), whole[:count]) for count in counts if count <= len(x))
 
 
 def cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows, and random weights of the same size, whose products are 0 up to rounding.
+    """Draw rows, and a weight of the same size as `weight`, whose products are 0 up to rounding.
 
-    So the results consist of rounding errors, and any other order of summation changes their bits.
-    If the weight is larger than `_MOST_NUMBERS`, return random rows and the weight itself: its many
-    products show a difference as well.
+    So the results are rounding errors, and any other order of summation changes their bits. If the
+    weight is larger than `_MOST_NUMBERS`, return random rows and the weight itself: its many
+    results show a difference as well.
     """
     outputs, columns = weight.shape
     rows = min(_ROWS[-1], _MOST_NUMBERS // outputs)

@@ -1,8 +1,8 @@
-"""Load DecoderWeights from a Hugging Face checkpoint, or make random ones, by a table per family.
+"""Loads the weights of Beamwright's own decoder from a checkpoint, or makes random weights.
 
-The table also lists which tensors are fused. A checkpoint is read tensor by tensor, and each
-projection is converted to its final form before the next one is read. So at most one projection is
-in memory twice.
+`shape.TensorNames` has the tensors' names and which of them are fused. A checkpoint is read tensor
+by tensor, and each projection is converted to its final format before the next one is read. So at
+most one projection is in memory twice.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from beamwright.plan.costs import Storage
 
 Convert = Callable[[Linear], Linear]
 
-# A larger embedding stays in its file: reading a row takes 1 us, little next to the model's pass.
+# A larger embedding stays in its file. Reading a row takes 1 us, much less than a forward pass.
 _LARGE_TABLE_BYTES = 1 << 26
-_CHECKED_VALUES = 1 << 22  # values checked at a time: a sum in float32 copies its input
+_CHECKED_VALUES = 1 << 22  # values checked at a time, because a sum in float32 copies its input
 
 
 def as_read(linear: Linear) -> Linear:
@@ -42,14 +42,14 @@ def as_read(linear: Linear) -> Linear:
 
 @dataclass(frozen=True)
 class Placing:
-    """How weights are stored after reading.
+    """Options of loading weights: precision, device and format in memory.
 
     dtype, device: precision and device of plain weights.
     storage: the format of the layers' projections.
-    pack: the conversion of each projection and of the LM head to its final form.
-    head: whether the LM head is read.
-    tile_rows: rows per tile, for products in fixed tiles; None for no tiles.
-    has_others: whether the file may contain more tensors outside of layers, such as a score head.
+    pack: converts each projection and the LM head to its final format (`linear.packer`).
+    head: False to leave out the LM head.
+    tile_rows: rows per tile, see `Decoder`; None for no tiles.
+    has_others: True if the file may contain more tensors outside of layers, such as a score head.
     """
 
     dtype: torch.dtype
@@ -62,9 +62,9 @@ class Placing:
 
 
 class _Reader:
-    """Reads tensors of one checkpoint by name, casts them and moves them to the device.
+    """Reader of one checkpoint's tensors, which casts them and moves them to the device.
 
-    Quantised projections may keep the file's format.
+    Quantised projections may stay in the file's format.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class _Reader:
         return placed
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Return a table whose rows are read from the file one by one; None if impossible."""
+        """Return a table whose rows are read from the file on demand; None if impossible."""
         if self._stored is None or self._device != "cpu":
             return None
         return self._stored.rows(self._prefix + name, self._dtype)
@@ -102,7 +102,7 @@ class _Reader:
         return Linear(self._stacked([f"{name}.weight" for name in names], outs, columns), biases)
 
     def kept(self, name: str, *size: int) -> Linear | None:
-        """Return the projection in the file's own quantised format; None if it has none."""
+        """Read a projection in the file's quantised format; None to use a plain weight."""
         if self._stored is None or not self.placing.storage.is_stored:
             return None
         if (linear := self._stored.linear(self._prefix + name)) is None:
@@ -122,10 +122,12 @@ class _Reader:
 
 
 def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
-    """Refuse NaN and infinite weights. placed: the tensor `stored`, cast to its final dtype.
+    """Check that a weight has no NaN and no infinite values.
+
+    stored: the weight in the file. placed: the same, cast to its final dtype. what: its name.
 
     Raises:
-        NotFiniteError: naming `what`, and saying whether the dtype is too narrow.
+        NotFiniteError: if it has such values, in the file or because the dtype is too narrow.
     """
     if _all_finite(placed):
         return
@@ -136,7 +138,7 @@ def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
 
 
 def _all_finite(values: Tensor) -> bool:
-    # One sum is fast but can overflow by itself, so the values are checked if it is not finite.
+    # A sum is fast, but it can overflow. So each value is checked if the sum is not finite.
     return all(
         bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
         for part in values.flatten().split(_CHECKED_VALUES)
@@ -144,7 +146,7 @@ def _all_finite(values: Tensor) -> bool:
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """Read the named tensors as stored, without those that the checkpoint folder lacks.
+    """Read the named tensors in their stored dtype; names that the folder lacks are left out.
 
     Raises:
         InputError: for missing or unreadable files.
@@ -156,7 +158,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 def load_weights(
     folder: Path, shape: ModelShape, placing: Placing
 ) -> tuple[ModelShape, DecoderWeights]:
-    """Read a checkpoint folder; return its weights and its shape after `with_own_head`.
+    """Load the weights of a checkpoint; return them after the shape, see `with_own_head`.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
@@ -193,14 +195,14 @@ def check_weights(
 
 
 def _prefix(stored: StoredWeights, shape: ModelShape) -> str:
-    """Return the prefix of the body's tensor names; a backbone saved alone has no `model.`."""
+    """Return the prefix of tensor names; it lacks "model." if a model was saved without a head."""
     stem = FAMILIES[shape.architecture].tensors.prefix
     alone = stem.partition(".")[2]
     return alone if f"{alone}embed_tokens.weight" in stored.sizes else stem
 
 
 def with_own_head(shape: ModelShape, stored: StoredWeights) -> ModelShape:
-    """Mark the LM head as untied if the file has one that differs from the embedding.
+    """Return the shape, with `tied` set to False if the file's LM head is not the embedding.
 
     `transformers` does the same, whatever `tie_word_embeddings` says.
     """
@@ -220,10 +222,10 @@ def random_weights(
     storage: Storage = Storage.PLAIN,
     pack: Convert = as_read,
 ) -> DecoderWeights:
-    """Make weights from N(0, 0.02), for benchmarks in which only sizes matter.
+    """Draw weights from N(0, 0.02), for benchmarks in which only sizes matter.
 
-    They are generated on the device, because a CPU takes a minute for 7B. The values depend on the
-    kind of device.
+    They are drawn on the device, because a CPU takes a minute for 7B. The values depend on the kind
+    of device.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -259,7 +261,7 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
 
 
 def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | StoredRows, Linear]:
-    """Return the embedding and the LM head; the head is empty if the model has no logits."""
+    """Load the embedding and the LM head. The head has no outputs if the shape has no LM head."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:
         of_head = (reader, "embed_tokens") if shape.tied else (head, "lm_head")
@@ -302,7 +304,10 @@ def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> 
 
 
 def give_back() -> None:
-    """Return freed heap memory to the system, since glibc keeps freed blocks between used ones."""
+    """Return freed host memory to the system; glibc keeps freed blocks that lie between used ones.
+
+    Loaders call this between layers.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

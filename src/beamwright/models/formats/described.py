@@ -1,6 +1,6 @@
-"""The model that a GGUF file describes: its config in Hugging Face's form, and its tensor names.
+"""Translates a GGUF file's metadata to a Hugging Face config, and its tensor names.
 
-`described.toml` has the corresponding keys and names of both sides. This module needs no torch.
+`described.toml` has the corresponding keys and names of both formats. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 _SHARD = re.compile(r"(.*-)\d{5}(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 _TILE_ROWS = 16
-# Types whose 6-bit scales are kept in 8 bits each, which adds 4 bytes for every 256 weights.
+# GGUF types whose 6-bit scales are stored in 8 bits here, which adds 4 bytes per 256 weights.
 _FACTORS_OF_SIX = (12, 13)
-_LONGEST = 1 << 20  # most positions
+_LONGEST = 1 << 20  # most positions of a model
 _LARGEST = 2**31 - 1
 _BETAS = ("beta_fast", "beta_slow")
 _LLAMA3 = {
@@ -41,7 +41,7 @@ _LLAMA3 = {
 
 
 def shards(file: Path) -> list[Path]:
-    """Return all files of the model that `file` belongs to.
+    """Return all shards of the model that `file` belongs to; a model in one file has one.
 
     Raises:
         InputError: if a shard is missing.
@@ -58,7 +58,7 @@ def shards(file: Path) -> list[Path]:
 
 
 def read_model(file: Path) -> GgufHeader:
-    """Return the headers of all files of the model that `file` belongs to, as one header.
+    """Read the headers of all shards of a model, and merge them into one.
 
     Raises:
         InputError, UnsupportedModelError: as `shards` and `read_header`.
@@ -69,7 +69,7 @@ def read_model(file: Path) -> GgufHeader:
 
 
 class Names:
-    """The names of one architecture's tensors in GGUF and in Hugging Face checkpoints.
+    """Translator of one architecture's tensor names between GGUF and Hugging Face.
 
     lifted: True if GGUF stores the weights of norms with 1 added.
     """
@@ -82,7 +82,10 @@ class Names:
         self._ours = {ours: called for called, ours in (self._outside | self._layers).items()}
 
     def gguf_name(self, name: str) -> tuple[str, int | None]:
-        """Return the GGUF name of a tensor, and the number of the expert in it, or None."""
+        """Return the GGUF name of a Hugging Face tensor, and its expert's number or None.
+
+        GGUF stores all experts of a layer in one tensor.
+        """
         match = _IN_LAYER.fullmatch(name)
         if match is None:
             stem, _, part = name.rpartition(".")
@@ -93,9 +96,9 @@ class Names:
         return f"blk.{layer}.{self._ours.get(stem)}.{part}", None
 
     def hugging_face_names(self, name: str, count: int) -> list[str]:
-        """Return the names in a Hugging Face checkpoint of the GGUF tensor `name`.
+        """Return the Hugging Face names of the GGUF tensor `name`; [] if it is unknown.
 
-        That is one name, `count` names for a tensor of as many experts, or none if it is unknown.
+        A tensor with all experts of a layer has `count` names, one per expert; others have one.
         """
         stem, _, part = name.rpartition(".")
         if stem in self._outside:
@@ -108,9 +111,10 @@ class Names:
 
 
 def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
-    """Return the heads of each tensor whose rotary pairs are adjacent, by part of its GGUF name.
+    """Return which tensors have reordered rows, and their number of heads, by part of their name.
 
-    GGUF stores such pairs next to each other; Hugging Face stores the halves of a head in turn.
+    In GGUF files of Llama the two rows of a rotary pair are adjacent. Hugging Face stores the first
+    rows of all pairs of a head, then the second rows.
     """
     if metadata.get("general.architecture") != "llama":
         return {}
@@ -119,10 +123,12 @@ def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def refuse(*faults: tuple[bool, str]) -> None:
-    """Raise an error for the first of `faults` that is true. Each is a condition and a message.
+    """Check that no fault applies to a model.
+
+    faults: pairs (whether the fault applies, error message).
 
     Raises:
-        UnsupportedModelError: if a condition is true.
+        UnsupportedModelError: with the message of the first fault that applies.
     """
     for is_there, line in faults:
         if is_there:
@@ -130,10 +136,10 @@ def refuse(*faults: tuple[bool, str]) -> None:
 
 
 def _count(given: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return the positive number at `key`, or `default` if the key is missing.
+    """Return the positive whole number at `key`, or `default` if the key is missing.
 
     Raises:
-        UnsupportedModelError: if it is no such number, or a list with different numbers.
+        UnsupportedModelError: for another value, or for a list with different numbers.
     """
     value = given.get(key, default)
     first, *others = {*value} if isinstance(value, list) and value else {value}
@@ -143,7 +149,7 @@ def _count(given: Mapping[str, Any], key: str, default: int | None = None) -> in
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Return the contents of a config.json for the model of a GGUF file.
+    """Build the contents of a config.json from a GGUF file's header.
 
     Raises:
         InputError: for a damaged file.
@@ -219,14 +225,17 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def gguf_remarks(file: Path) -> tuple[str, ...]:
-    """Return one line for each unknown key that does not begin with the architecture's name."""
+    """Return warnings, one line each, about unknown metadata keys of the file itself.
+
+    `read_config` checks the keys of the model, which begin with the architecture's name.
+    """
     metadata = read_header(shards(file)[0]).metadata
     others = [k for k in metadata if not k.startswith(f"{metadata.get('general.architecture')}.")]
     return known.GGUF_FILE.check(others, f"model {file}")
 
 
 def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any]:
-    """Return the rotary positions in the form of `transformers`' rope_parameters.
+    """Return the rotary settings of a GGUF header as `rope_parameters` of `transformers`.
 
     theta, context: values to use if the header has none.
     """
@@ -246,13 +255,13 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
 
 
 def _llama3_rope(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return `rope` with Llama 3's scaling, if the file's factors of all frequencies follow it.
+    """Add Llama 3's rotary scaling to `rope`. The file has only the resulting factors.
 
-    place: the tensor with one factor per frequency. The largest factor, which divides the slowest
-    frequencies, is the "factor" of the scaling, and determines all factors.
+    place: the tensor with one factor per frequency. The largest one is the scaling's "factor", from
+        which all others follow.
 
     Raises:
-        UnsupportedModelError: if the factors do not follow Llama 3's scaling.
+        UnsupportedModelError: if the factors in the file are not those of Llama 3's scaling.
     """
     with open(place.file, "rb") as stream:
         stream.seek(place.start)
@@ -278,11 +287,11 @@ def _llama3_factors(rope: dict[str, Any], count: int) -> Iterator[float]:
 def weight_sizes(file: Path) -> dict[str, Any]:
     """Return the sizes of a model's weights, as the fields `packed` and `blocks` of `ModelShape`.
 
-    packed: over the projections of all layers, the bytes of those that stay quantised, and the
+    packed: for the projections of all layers, the bytes of those that stay quantised, and the
         number of values of the others.
-    blocks: the bytes of all tensors in blocks, as `models.native` keeps them, and the number of
-        values of the others. An embedding that is not the LM head is left out if the head is in
-        blocks, because its rows stay in the file.
+    blocks: the bytes of all tensors in blocks, as `models.native` stores them, and the number of
+        values of the others. An embedding that is not also the LM head does not count if the head
+        is in blocks, because its rows are then read from the file on demand.
     """
     tensors = dict(read_model(file).tensors)
     packed = values = 0

@@ -1,7 +1,7 @@
-"""How a folder's weights are quantised, and which files hold them.
+"""Finds the weight files of a checkpoint folder, and how its config says they are quantised.
 
-The files are those that the config or the index names, as in `transformers`. Where `transformers`
-would find none, their names decide. This module needs no torch.
+As in `transformers`, the config or the index names the files. Where `transformers` would find none,
+patterns of file names decide. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quan
 
 
 def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the section of a model's config that describes quantisation; None if there is none."""
+    """Return the section of a config.json that describes quantisation; None if there is none."""
     section = config.get("quantization_config") or config.get("compression_config")
     if config.get("quantization"):
         return {"quant_method": "MLX"}
@@ -56,7 +56,7 @@ def read_config_file(folder: Path) -> dict[str, Any]:
 
 
 def check_method(quantised: Mapping[str, Any]) -> str:
-    """Return the method of a `quantization_config`, one of `METHODS`.
+    """Return the quantisation method of a `quantization_config`, one of `METHODS`.
 
     Raises:
         UnsupportedModelError: for another method, or for a variant that is not supported.
@@ -79,9 +79,10 @@ def check_method(quantised: Mapping[str, Any]) -> str:
 def packed_sizes(
     config: Mapping[str, Any], matrices: Iterable[tuple[int, int, int]]
 ) -> dict[str, Any]:
-    """Return the field `packed` of `ModelShape` for a quantised folder; {} if weights become plain.
+    """Return the field `packed` of `ModelShape` for a quantised folder.
 
-    matrices: rows, columns and number of the projections.
+    {}: weights are not quantised, or they are dequantised when they are loaded.
+    matrices: (rows, columns, count) of the projections.
     """
     if (form := _bits_and_group(quantisation(config) or {})) is None:
         return {}
@@ -94,7 +95,7 @@ def packed_sizes(
 
 
 def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the bits per code in memory, 4 or 8, and the columns per group (-1: the whole row).
+    """Return the bits per code in memory, 4 or 8, and the columns per scale (-1: the whole row).
 
     None: projections are dequantised when they are loaded.
     """
@@ -115,7 +116,7 @@ def _bits_and_group(quantised: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Return the file of each tensor in the index ({} without one), and all weight files, sorted.
+    """Return the index, from tensor to file ({} if there is none), and all weight files, sorted.
 
     Raises:
         InputError: if there are no weight files, if one is missing, or if the folder has several
@@ -136,7 +137,7 @@ def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
 
 
 def adapter_of(folder: Path) -> str | None:
-    """Return advice if a folder holds only an adapter (LoRA); None otherwise."""
+    """Return advice for an error message if a folder holds only a LoRA adapter; None otherwise."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Tensors of a model in one or several GGUF files, by their Hugging Face names.
+"""Reads the tensors of GGUF files, by their Hugging Face names.
 
 Types with codes of 4, 5, 6 or 8 bits and a linear scale stay quantised. Their blocks, uint8 [count,
 bytes], become `Groups` with one block per row, without rounding. `transformers` dequantises the
@@ -42,21 +42,23 @@ class BlockLinear(Linear):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of rows and of columns."""
+        """The weight's size (outputs, columns)."""
         return len(self.weight), self.columns
 
     def placed(self, size: tuple[int, ...], device: str, what: str) -> BlockLinear:
-        """Check the size, set the device that `grouped` will use, and return this projection.
+        """Check the size, set the device for the result of `grouped`, and return this projection.
+
+        what: the weight's name, for messages.
 
         Raises:
-            InputError: if the size is not `size`.
+            InputError: if the weight does not have this size.
         """
         check_size(self.size, size, what)
         self.what, self._device = what, device
         return self
 
     def grouped(self) -> GroupedLinear:
-        """Return the same projection as a `GroupedLinear`, on the device given to `placed`.
+        """Convert to a `GroupedLinear`, on the device given to `placed`.
 
         Raises:
             NotFiniteError: if a scale is NaN or infinite.
@@ -71,7 +73,7 @@ class BlockLinear(Linear):
 
 
 class GgufWeights:
-    """The tensors of a GGUF file."""
+    """`StoredWeights` of the model in a GGUF file or in its shards."""
 
     def __init__(self, file: Path) -> None:
         model = read_model(file)
@@ -80,7 +82,7 @@ class GgufWeights:
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The sizes of all tensors by name, see `StoredWeights`; each expert's are separate."""
+        """The sizes of all tensors by name, see `StoredWeights`. Each expert is separate."""
         shapes = {}
         for name, place in self._where.items():
             known = self._names.hugging_face_names(name, place.shape[0])
@@ -132,10 +134,10 @@ class GgufWeights:
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
     def _find(self, name: str) -> tuple[Place, Tensor | None] | None:
-        """Return a tensor's place, and the order of its rows in Hugging Face's layout, or None.
+        """Locate a tensor by its Hugging Face name; None if the file does not have it.
 
-        A place has the rows of one expert if `name` is an expert's. The whole result is None if the
-        file has no such tensor.
+        Return its place in the file, and the order in which Hugging Face has its rows, or None if
+        the order is the same. An expert's place is a part of the tensor with all experts.
         """
         called, expert = self._names.gguf_name(name)
         if (place := self._where.get(called)) is None:
@@ -157,7 +159,7 @@ class GgufWeights:
 
 
 def _mapped(place: Place) -> Tensor:
-    """Return a tensor's bytes, which stay mapped until the result is freed.
+    """Map a tensor's bytes into memory until the result, uint8 [bytes], is freed.
 
     Writing to the result does not change the file.
     """
@@ -215,9 +217,9 @@ def _fifth_bits(packed: Tensor) -> Tensor:
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and low of the 8 groups in each block.
+    """Return the scales and lows [blocks, 8] of the 8 groups in each block of Q4_K or Q5_K.
 
-    12 bytes hold 6 bits for each of them. One float16 multiplies the scales, another the lows.
+    12 bytes hold 6 bits for each number. One float16 multiplies the scales, another the lows.
     """
     first, second, third = blocks[:, 4:16].split(4, dim=1)
     scale = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
@@ -236,7 +238,7 @@ def _q6_k(blocks: Tensor) -> Groups:
     return Groups.around(32, 8, codes, blocks[:, 192:208].view(torch.int8) * _half(blocks, 208))
 
 
-# For each GGUF type number, a function from blocks [count, bytes] to their codes and scales.
+# For each GGUF type number, a function that unpacks blocks [count, bytes] to codes and scales.
 PARTS: dict[int, Callable[[Tensor], Groups]] = {
     2: lambda b: Groups.around(8, 4, _nibbles(b[:, 2:], 16), _half(b, 0)),
     3: lambda b: Groups(4, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2)),

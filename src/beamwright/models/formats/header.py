@@ -1,4 +1,4 @@
-"""Reading the header of a GGUF file: its metadata, and the places of its tensors.
+"""Reads the header of a GGUF file: its metadata, and the places of its tensors.
 
 The file is not trusted: sizes, counts and offsets are compared with its length before they are
 used. This module needs no torch.
@@ -36,7 +36,7 @@ KEPT: dict[int, tuple[int, int]] = {
 
 
 class Place(NamedTuple):
-    """The place of one tensor in a file."""
+    """The position, shape and type of one tensor in a GGUF file."""
 
     file: Path
     # The outermost dimension comes first, as in torch: [rows, columns] or [columns].
@@ -51,9 +51,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata of a file, and its tensors by name.
+    """The metadata of a GGUF file, and its tensors by name.
 
-    In the metadata a list of texts is replaced by its length, unless the texts were asked for.
+    In the metadata a list of texts, such as the vocabulary, is replaced by its length, unless
+    `read_header` was called with `texts`.
     """
 
     metadata: dict[str, Any]
@@ -61,7 +62,7 @@ class GgufHeader:
 
 
 def is_gguf(place: Path) -> bool:
-    """Whether `place` is a GGUF file. Its first bytes decide, because Ollama's have no suffix.
+    """Return whether `place` is a GGUF file, by its first bytes. Ollama's files have no suffix.
 
     Raises:
         InputError: for a file that cannot be read.
@@ -100,6 +101,11 @@ _read_cached = lru_cache(maxsize=16)(_read)
 
 
 class _Cursor:
+    """Reader of a GGUF header, which moves through the file value by value.
+
+    texts: True to keep lists of texts.
+    """
+
     def __init__(self, file: Path, data: mmap.mmap, texts: bool) -> None:
         self._file, self._data, self._at, self._texts = file, data, 0, texts
 
@@ -131,7 +137,7 @@ class _Cursor:
         return list(self._numbers(_NUMBERS[each], count))
 
     def _texts_of(self, count: int) -> list[str]:
-        """Read a list of `count` texts; return an empty list if texts are not wanted.
+        """Read, or skip and return [], a list of `count` texts.
 
         Every text takes bytes, so a count that is too large ends in an error.
         """
@@ -169,7 +175,7 @@ class _Cursor:
         return GgufHeader(metadata, tensors)
 
     def _tensor(self, name: str) -> Place:
-        """Read a tensor's entry. The `start` in it counts from the first byte of all tensors."""
+        """Read a tensor's entry. Its `start` is relative to the first tensor's first byte."""
         (rank,) = self._numbers("I")
         if rank > _MOST_DIMENSIONS:
             raise ValueError(f"a tensor of {rank:,} dimensions")

@@ -1,8 +1,8 @@
-"""Tables of the keys and tensors in a model's files that are read, ignored or refused.
+"""Checks the keys and tensor names of a model's files against tables of known ones.
 
-`known.toml` has one table for each reader. A key that is in no row is unknown to this version. It
-is refused where it may change results. Otherwise a remark names it, in `doctor` and when the model
-is loaded. This module needs no torch.
+`known.toml` has one table for each kind of file. A key that is in no row is unknown to this
+version. It is refused where it may change results. Otherwise `doctor` and the loader print a remark
+about it. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class KeyTable:
-    """How one reader treats each key. Keys are patterns of a shell, such as `rope.scaling.*`."""
+    """The known keys of one kind of file, as shell patterns such as `rope.scaling.*`."""
 
-    # Name of what is read, for messages.
+    # Name of the kind of file, for messages.
     reader: str
     # Keys that are read.
     used: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class KeyTable:
     rest: Literal["refuse", "remark"] = "remark"
 
     def check(self, keys: Iterable[str], where: str) -> tuple[str, ...]:
-        """Return remarks on unknown keys, one line each.
+        """Check the keys of a file. Return remarks on unknown keys, one line each.
 
         Raises:
             UnsupportedModelError: for a key that changes results and is not implemented.
@@ -52,7 +52,7 @@ class KeyTable:
 
 
 def is_among(key: str, patterns: Iterable[str]) -> bool:
-    """Whether `key` matches one of the patterns."""
+    """Return whether `key` matches one of the shell patterns."""
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
@@ -108,18 +108,18 @@ def check_fit(
 ) -> None:
     """Check that a checkpoint has exactly the tensors that a model needs, in their sizes.
 
-    Tensors that are known not to matter are ignored. Every loader calls this function before it
-    reads values, and `doctor` calls it too.
+    Tensors that are known not to affect results are ignored. Every loader calls this function
+    before it reads values, and `doctor` calls it too.
 
     Args:
         needed: sizes of the model's tensors by name.
         stored: sizes of the checkpoint's tensors by name.
         where: the model, for messages.
         kind: its architecture, for messages.
-        spare: patterns of further names that do not matter.
+        spare: patterns of further tensors that may be ignored.
 
     Raises:
-        InputError: if a tensor is left over, missing or of another size. It says what to do.
+        InputError: if a tensor is left over, missing or of another size, with advice.
     """
     spared = (*_TENSORS.harmless, *spare)
     left = [name for name in stored if name not in needed and not is_among(name, spared)]

@@ -1,4 +1,4 @@
-"""Reading plain tensors from safetensors or `pytorch_model*.bin` files, single or sharded.
+"""Reads plain tensors from safetensors or `pytorch_model*.bin` files, single or sharded.
 
 Files do not stay mapped, because their pages would count as memory of this process.
 """
@@ -33,12 +33,12 @@ _LENGTH_BYTES = 8
 
 
 class StoredRows:
-    """A tensor whose rows are read from its file on demand. Indexing gives the tensor's values.
+    """A tensor whose rows are read from its file on demand, by indexing with row numbers.
 
-    It is used for embeddings, because a pass needs few of their rows. Nothing is mapped or kept.
-    Rows that are read often are in the system's file cache, which the system may drop.
+    It is used for embeddings, because a forward pass needs few of their rows. The process maps and
+    keeps nothing. Rows that are read often stay in the system's file cache.
 
-    start: position of the first row in the file. row_bytes: bytes of a row.
+    start: position of the first row in the file, in bytes. row_bytes: bytes of a row.
     turn: converts bytes [rows, row_bytes] to values [rows, columns].
     """
 
@@ -89,7 +89,7 @@ class PlainFiles:
             raise InputError(f"model {files[0]}: cannot be read: it holds no tensors by name")
 
     def _open(self, path: Path) -> Any:
-        """Open a file. It stays mapped until the result, and all tensors from it, are freed."""
+        """Open a file. It stays mapped until the result and all its tensors are freed."""
         try:
             if path.suffix == ".safetensors":
                 return safe_open(path, framework="pt")
@@ -112,7 +112,7 @@ class PlainFiles:
             raise InputError(line) from error
 
     def tensor(self, name: str) -> Tensor | None:
-        """Return a copy of a tensor, or None. Its file does not stay mapped."""
+        """Return a copy of a tensor; None if it does not exist. Its file does not stay mapped."""
         if name not in self._where:
             return None
         handle = self._open(self._where[name])
@@ -134,4 +134,4 @@ class PlainFiles:
         return StoredRows(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
 
     def linear(self, name: str) -> None:
-        """Return None, because no weight is quantised here."""
+        """Return None, because no weight in these files is quantised (see `StoredWeights`)."""

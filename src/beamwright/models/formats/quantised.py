@@ -1,4 +1,4 @@
-"""Reading quantised checkpoint folders, where several tensors make up one weight.
+"""Reads quantised checkpoint folders, in which several tensors make up one weight.
 
 Each method is a `Form` in the table at the end: AWQ, GPTQ, compressed-tensors, 8-bit floats, MXFP4
 and bitsandbytes. Config entries that leave projections plain (`ignore`, `modules_to_not_convert`,
@@ -55,7 +55,7 @@ class Groups:
 
     @classmethod
     def around(cls, zero: float | Tensor, bits: int, codes: Tensor, scale: Tensor) -> Groups:
-        """Make a weight from scales and a zero point: one for all codes, or [out, groups]."""
+        """Make a weight from scales and `zero`, the zero point: a number or [out, groups]."""
         return cls(bits, codes, scale, -(zero * scale))
 
     def values(self) -> Tensor:
@@ -64,7 +64,7 @@ class Groups:
         return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
 
     def of_rows(self, rows: int) -> Groups:
-        """Return the same with `rows` rows, each made of consecutive rows of this one."""
+        """Join consecutive rows, so that `rows` longer rows remain."""
         parts = (part.reshape(rows, -1) for part in (self.codes, self.scale, self.low))
         return Groups(self.bits, *parts)
 
@@ -75,15 +75,15 @@ class Groups:
 
 @dataclass(frozen=True)
 class Form:
-    """How a quantisation method stores a weight.
+    """How a quantisation method stores a weight in several tensors, which differ in name endings.
 
-    main: possible endings of the tensor with the codes.
-    beside: endings of the tensors that belong to it, such as scales.
+    main: possible name endings of the tensor with the codes.
+    beside: name endings of the tensors that belong to it, such as scales.
     read: returns the weight as `Groups`, or dequantised, from its tensors and
         `quantization_config`.
     size: returns the size of the weight, from the sizes of its tensors, the tensors, and
         `quantization_config`.
-    weight: the ending of the same weight in an unquantised checkpoint.
+    weight: the name ending of the same weight in an unquantised checkpoint.
     """
 
     main: tuple[str, ...]
@@ -94,7 +94,7 @@ class Form:
 
 
 class QuantisedFiles:
-    """The tensors of a quantised checkpoint, under the names of an unquantised one."""
+    """`StoredWeights` of a quantised folder: its tensors by the names of an unquantised one."""
 
     def __init__(self, files: PlainFiles, form: Form, config: Mapping[str, Any]) -> None:
         self._files, self._form, self._config = files, form, config
@@ -102,7 +102,7 @@ class QuantisedFiles:
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The sizes by name, where the tensors of a quantised weight appear as one weight."""
+        """The sizes by name. The tensors that make up a quantised weight appear as one weight."""
         form = self._form
         stems = {n.removesuffix(end) for n in self._stored for end in form.main if n.endswith(end)}
         quantised = [stem for stem in sorted(stems) if self._main(stem + form.weight) is not None]
@@ -124,7 +124,10 @@ class QuantisedFiles:
         return weight.values() if isinstance(weight, Groups) else weight
 
     def linear(self, name: str) -> GroupedLinear | None:
-        """Return a quantised projection; None if it has no codes with a scale per group."""
+        """Return a projection in its quantised format; None if it is plain.
+
+        None also for formats other than codes with a scale per group, such as 8-bit floats.
+        """
         weight = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
         return weight.linear() if isinstance(weight, Groups) else None
 
@@ -133,7 +136,7 @@ class QuantisedFiles:
         return None if self._main(name) else self._files.rows(name, dtype)
 
     def _main(self, name: str) -> str | None:
-        """Return the name without its ending if it is that of a quantised weight, otherwise None.
+        """Return the name of a quantised weight without its ending; None for other names.
 
         A weight is quantised if the checkpoint has tensors with a main and a beside ending for it.
         """
@@ -161,7 +164,11 @@ class QuantisedFiles:
 
 
 def need(part: Part, ending: str) -> Tensor:
-    """Return a tensor; raise ValueError if it is missing."""
+    """Read a projection's tensor by the ending of its name.
+
+    Raises:
+        ValueError: if it is missing.
+    """
     tensor = part(ending)
     if tensor is None:
         raise ValueError(f"there is no {ending.removeprefix('.')}")
@@ -202,9 +209,9 @@ def scaled(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
 
 
 def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
-    """Return the rows and columns that one scale covers.
+    """Return the number of rows and columns that one scale covers.
 
-    size: of the weight. scales: size of the scales.
+    size: size of the weight. scales: size of the scales.
     blocks: the block sizes in the config, of which one must fit if the scales are per block.
 
     Raises:
@@ -271,7 +278,7 @@ def _gptq(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     each = codes.shape[1] // max(1, len(scale))
     if groups is None or torch.equal(groups.long(), torch.arange(codes.shape[1]) // max(1, each)):
         return Groups(bits, codes, scale.t(), low.t())
-    # The columns of a group are not adjacent (`desc_act`), so the weight is dequantised now.
+    # With `desc_act` a group's columns are not adjacent, so the weight must be dequantised here.
     index = groups.long()
     return torch.addcmul(low.t()[:, index], codes.float(), scale.t()[:, index])
 

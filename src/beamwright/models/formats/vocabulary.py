@@ -1,7 +1,6 @@
-"""The tokenizer in a GGUF file: its vocabulary, its pre-tokenizer, and the tokens that end a text.
+"""Builds the tokenizer that a GGUF file describes: vocabulary, pre-tokenizer and end tokens.
 
-The tokenizer is built from the file's metadata as llama.cpp interprets it. This module needs
-neither torch nor `transformers`.
+The metadata is interpreted as llama.cpp does. This module needs neither torch nor `transformers`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 class TokenFiles(NamedTuple):
-    """A tokenizer and what its files say about it."""
+    """A tokenizer with its special tokens and chat template, as a model's files define them."""
 
     tokenizer: Tokenizer
     # Texts of special tokens by their role, such as `bos_token`.
     special_tokens: Mapping[str, str]
-    # A template, several templates by name, or None.
+    # A Jinja template, several templates by name, or None if the files have none.
     chat_template: str | dict[str, str] | None
     # One line for each item that may matter but is not used or is missing.
     remarks: tuple[str, ...] = ()
@@ -46,8 +45,8 @@ class TokenFiles(NamedTuple):
 def split_patterns(name: str) -> list[list[str]]:
     """Return the regular expressions of the pre-tokenizer `name`, a value of `tokenizer.ggml.pre`.
 
-    Each inner list is one pre-tokenizer: each expression splits the pieces that the expressions
-    before it left. The outer list is [] if the name is unknown.
+    The result has one list of expressions, or is [] if the name is unknown. Each expression splits
+    the pieces that the previous one left.
     """
     return [row["by"] for row in read_beside(__file__)["cuts"] if name in row["names"]]
 
@@ -123,7 +122,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
 
 
 def _list(metadata: dict[str, Any], name: str, *kinds: type) -> list[Any]:
-    """Return a list in the tokenizer's metadata; [] if it is missing or has other types."""
+    """Return a list in the tokenizer's metadata; [] if it is missing or not of these types."""
     values = metadata.get(f"{_AT}{name}")
     return values if isinstance(values, list) and {*map(type, values)} <= {*kinds} else []
 
