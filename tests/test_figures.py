@@ -56,7 +56,7 @@ def test_a_claim_is_judged_by_what_its_file_says():
     claim = next(each for each in publish.PAPERS["lbs"] if "Fig. 10b" in each.paper)
     assert claim.row(publish.read("lbs_figures"), "A")["verdict"] == "reproduced"
     assert claim.row(found, "A")["verdict"] == "partly"
-    assert claim.row(found, "A")["ours"] == "1.9x / 1.9x / 1.9x (A)"
+    assert claim.row(found, "A")["our result"] == "1.9 / 1.9 / 1.9 times fewer bytes (A)"
 
 
 ROWS = [(paper, claim) for paper, claims in publish.PAPERS.items() for claim in claims]

@@ -55,7 +55,7 @@ def ours(papers: Sequence[str]) -> dict[str, tuple[str, str]]:
     for name in papers:
         for claim in publish.PAPERS[name]:
             row = claim.row(publish.read(claim.source) if claim.source else None)
-            found[f"{name}: {claim.mechanism}"] = row["ours"], row["verdict"]
+            found[f"{name}: {claim.mechanism}"] = row["our result"], row["verdict"]
     return found
 
 

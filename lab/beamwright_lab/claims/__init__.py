@@ -1,8 +1,8 @@
-"""The four papers' mechanisms and figures, beside ours: the rows of `docs/papers/*.md`.
+"""The tables "Claims and results" of `docs/papers/*.md`: what each paper claims and what we found.
 
-A row says where the mechanism is, which recipe or option runs it and which test holds it, and which
-file of `docs/figures` our figure is of: it judges itself by what stands there, so that a run with
-another result has another verdict. Nothing here computes anything.
+A claim (a table row) names the source file that implements it, the recipe or option that runs it,
+and the test that checks it. Its result and verdict are derived from a file of `docs/figures`, so a
+run with another result changes the verdict. Nothing here measures or simulates.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ from beamwright_lab.common import table
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "beyond the paper"]
 Found = Mapping[str, Any]
-# Our figures in words, and what they say of the claim.
+# Our result in words, and the verdict that it gives.
 Judged = tuple[str, Verdict]
 Judge = Callable[[Found], Judged]
 
-# The file, the recipe and the test of what is not built.
+# Stands for the file, recipe and test of a mechanism that is not built.
 NONE = "none"
 
-# A figure within this share of the paper's is the paper's.
+# Largest relative difference from the paper's figure that counts as reproduced.
 NEAR = 0.1
 
 KEY = (
     "*Reproduced*: our figure is within a tenth of the paper's, or its statement holds. *Partly*: "
-    "the direction agrees, the size does not. *As printed* and *another way*: how a mechanism "
-    "without a figure is built. *Computed*: from equations and data sheets. *Simulated*: the real "
-    "schedules on a virtual clock, with the card's data sheet. *Measured*: on two CPU cores unless "
-    "a card is named. Files are below `src/beamwright/`, recipes below `recipes/`."
+    "the direction agrees, the size does not. *As published* or *built differently*: a mechanism "
+    "that we built, but of which there is no figure to compare. *Beyond the paper*: it gives no "
+    "figure, we do. *Computed*: from equations and data sheets. *Simulated*: our scheduling code "
+    "on a virtual clock, with pass times from the GPU's data sheet. *Measured*: on two CPU cores "
+    "unless a GPU is named. A letter such as (A) names the command below the table that produced "
+    "the result. Files are below `src/beamwright/`, recipes below `recipes/`."
 )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A row. Every cell says something: no field is empty.
+    """One claim of a paper: a table row without empty cells.
 
-    file: below src/beamwright, or lab/... recipe: `name.yaml: setting`, or an option. test: below
-    tests. paper: its figure and where it stands. source: the file of docs/figures that ours is read
-    from; where there is none, ours says what is known instead. note: of the verdict.
+    file: path below src/beamwright, or `lab/...`. recipe: `name.yaml: setting`, or an option.
+    test: path below tests. paper: what the paper reports, and where. source: name of the file of
+    docs/figures that holds our result; without one, `ours` is the text of the cell. judge: derives
+    the result and the verdict from that file. note: explains the verdict.
     """
 
     mechanism: str
@@ -56,25 +59,26 @@ class Claim:
     paper: str
     source: str | None = None
     judge: Judge | None = None
-    how: str = "by a test"
+    how: str = "by its test"
     ours: str = "no figure"
-    verdict: str = "as printed"
+    verdict: str = "as published"
     note: str = ""
 
     def row(self, found: Found | None, letter: str = "") -> dict[str, str]:
+        """Return the cells by column. found: the content of `source`; letter: of its command."""
         ours, verdict = self.ours, self.verdict
         if found is not None and self.judge is not None:
             said, verdict = self.judge(found)
             ours = f"{said} ({letter})"
         return {
-            "mechanism": self.mechanism,
+            "mechanism or claim": self.mechanism,
             "section": self.section,
             "file": _code(self.file),
             "recipe or option": _code(self.recipe),
             "test": _code(self.test if self.test == NONE else f"tests/{self.test}"),
-            "paper's figure": self.paper,
-            "ours": ours,
-            "simulated or measured": self.how,
+            "the paper reports": self.paper,
+            "our result": ours,
+            "obtained how": self.how,
             "verdict": f"{verdict}: {self.note}" if self.note else verdict,
         }
 
@@ -84,7 +88,7 @@ def _code(name: str) -> str:
 
 
 def markdown(claims: Sequence[Claim], read: Callable[[str], Found]) -> str:
-    """The table, what its words mean, and the commands."""
+    """Return the table, the meaning of its terms, and the commands of its files."""
     files = list(dict.fromkeys(claim.source for claim in claims if claim.source))
     found = {name: read(name) for name in files}
     letters = dict(zip(files, ascii_uppercase, strict=False))
@@ -100,14 +104,14 @@ def markdown(claims: Sequence[Claim], read: Callable[[str], Found]) -> str:
 
 
 def command_lines(letter: str, found: Found) -> Iterator[str]:
-    """Its date, commit and command, in lines that are not too long."""
+    """Return date, commit and command of a file, wrapped to 110 characters."""
     origin = f"{found['machine']['date']}, {found['commit'] or 'no commit kept'}"
     said = f"{letter}  {origin}: {found['command']}"
     yield from textwrap.wrap(said, 110, subsequent_indent="     ", break_on_hyphens=False)
 
 
 def read_claims(module: str) -> tuple[Claim, ...]:
-    """The rows of the TOML file beside a module, whose functions judge them."""
+    """Read the TOML file with a module's name; its `judge` entries name functions of the module."""
     judges = globals() | vars(sys.modules[module])
     file = Path(__file__).with_name(module.rpartition(".")[2] + ".toml")
     claims = []
@@ -119,25 +123,27 @@ def read_claims(module: str) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-# --- what is shared ----------------------------------------------------------------------------
+# --- helpers of the judges ---------------------------------------------------------------------
 
 
-def near(ours: float, paper: float) -> bool:
+def is_near(ours: float, paper: float) -> bool:
+    """Return whether our figure counts as the paper's."""
     return abs(ours / paper - 1) <= NEAR
 
 
-def of(holds: bool, otherwise: Verdict = "partly") -> Verdict:
+def grade(holds: bool, otherwise: Verdict = "partly") -> Verdict:
+    """Return "reproduced" if the claim holds."""
     return "reproduced" if holds else otherwise
 
 
-def span(text: str) -> tuple[float, float]:
-    """`1.63-6.57`."""
+def parse_range(text: str) -> tuple[float, float]:
+    """Return the ends of a range such as "1.63-6.57"."""
     low, high = text.split("-")
     return float(low), float(high)
 
 
 def same_trees(found: Found) -> Judged:
-    """Of `checks.schedules`: another way to run a search gives the same tree."""
+    """Judge by `checks.schedules` that schedules and other settings do not change the tree."""
     equal, trees = (sum(row[name] for row in found["rows"]) for name in ("equal", "trees"))
     settings = len(found["rows"])
-    return f"{equal} of {trees} trees equal in {settings} settings", of(equal == trees)
+    return f"{equal} of {trees} trees equal in {settings} settings", grade(equal == trees)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beamwright_lab.claims import NEAR, Found, Judge, Judged, near, of, read_claims
+from beamwright_lab.claims import NEAR, Found, Judge, Judged, grade, is_near, read_claims
 
 
 def _flops(found: Found) -> Judged:
@@ -13,10 +13,10 @@ def _flops(found: Found) -> Judged:
     (row,) = (each for each in rows if (each["model"], each["context"]) == ("8B", 32768))
     others = min(row["full"], row["exact"], row["quest"])
     said = (
-        f"{row['asyncspade']} GFLOP a token at 32k (8B), full attention {row['full']}, Quest "
-        f"{row['quest']}; with the second GPU's {row['both ranks']}"
+        f"Qwen3-8B at 32k tokens: {row['asyncspade']} GFLOP per token on the inference GPU, "
+        f"{row['both ranks']} on both GPUs; Quest {row['quest']}, full attention {row['full']}"
     )
-    return said, of(row["asyncspade"] < others, "not reproduced")
+    return said, grade(row["asyncspade"] < others, "not reproduced")
 
 
 def _bandwidth(found: Found) -> Judged:
@@ -24,69 +24,79 @@ def _bandwidth(found: Found) -> Judged:
     off = [abs(row["query heads, MiB/ms"] / row["printed GB/s"] - 1) for row in rows]
     need = [row["K and V, GB/s"] for row in rows]
     said = (
-        f"all {len(rows)} within {100 * max(off):.1f} %, counting query heads; K and V of their "
-        f"heads need {min(need):.0f} to {max(need):.0f}"
+        f"all {len(rows)} cases within {100 * max(off):.1f} % if each query head gets its own KV; "
+        f"sent once per KV head, {min(need):.0f} to {max(need):.0f} GB/s are enough"
     )
-    return said, of(max(off) < 0.1)
+    return said, grade(max(off) < 0.1)
 
 
 def _hidden(found: Found) -> Judged:
     waits = max(row["waits, ms"] for row in found["tables"]["Table 2"])
     rows = found["tables"]["conditions"]
-    said = [f"with Table 2's times nobody waits ({waits:.1f} ms)"]
+    said = [f"with the times of Table 2, the inference GPU waits {waits:.1f} ms per token"]
     for name in ("8B", "32B"):
         first = next(row for row in rows if row["case"].startswith(name))
         said.append(
-            f"by the roofline {name} computes {first['inference']} ms, selects "
-            f"{first['cache rank']}, copies {first['link down']}: "
-            f"{'hidden' if first['hidden'] else 'not hidden'} (but for the link it is up to "
-            f"{first['hidden by a link of no time up to, tokens'] // 1000}k tokens)"
+            f"with roofline times, {name} computes {first['inference']} ms per token, selects "
+            f"{first['cache rank']} ms, copies {first['link down']} ms: "
+            f"{'hidden' if first['hidden'] else 'not hidden'} (with an infinitely fast link hidden "
+            f"up to {first['hidden by a link of no time up to, tokens'] // 1000}k tokens of all "
+            "paths)"
         )
-    return "; ".join(said), of(all(row["hidden"] for row in rows) and not waits)
+    return "; ".join(said), grade(all(row["hidden"] for row in rows) and not waits)
 
 
-def _alone(found: Found) -> list[dict[str, Any]]:
+def _single_layer_rows(found: Found) -> list[dict[str, Any]]:
+    """Return the rows without packs, one per context length."""
     return [row for row in found["rows"] if row["sparse"] == "asyncspade"]
 
 
 def _is_hidden(row: Mapping[str, Any]) -> bool:
+    """Return whether the cache rank needs at most a tenth more CPU time than the forward pass."""
     return bool(row["rank CPU"] <= (1 + NEAR) * row["forward CPU"])
 
 
-def _beside(found: Found) -> Judged:
-    rows = _alone(found)
+def _cache_rank(found: Found) -> Judged:
+    rows = _single_layer_rows(found)
     said = "; ".join(
-        f"{row['tokens']:,} tokens: {row['forward CPU']:.0f} ms of CPU, the rank's "
-        f"{row['rank CPU']:.0f}, of which copies {row['copies CPU']:.0f}"
+        f"{row['tokens']:,} tokens of context: each token takes the cache rank "
+        f"{row['rank CPU']:.0f} ms of CPU ({row['copies CPU']:.0f} of them for copies), the "
+        f"forward pass only {row['forward CPU']:.0f} ms"
         for row in rows
     )
-    return said, of(all(map(_is_hidden, rows)), "not reproduced")
+    return said, grade(all(map(_is_hidden, rows)), "not reproduced")
 
 
 def _packs(found: Found) -> Judged:
     said, packed = [], [row for row in found["rows"] if "pack" in row["sparse"]]
-    for alone in _alone(found):
+    for alone in _single_layer_rows(found):
         rows = [row for row in packed if row["tokens"] == alone["tokens"]]
         said.append(
-            f"{alone['tokens']:,} tokens: the rank takes "
-            f"{_range([row['rank CPU'] / alone['rank CPU'] for row in rows])} of single layers', "
-            f"{sum(map(_is_hidden, rows))} of {len(rows)} hidden"
+            f"{alone['tokens']:,} tokens of context: the cache rank takes "
+            f"{_format_range([row['rank CPU'] / alone['rank CPU'] for row in rows])} of the time "
+            f"that it takes without packs; {sum(map(_is_hidden, rows))} of {len(rows)} pack sizes "
+            "are hidden"
         )
-    return "; ".join(said), of(all(map(_is_hidden, packed)))
+    return "; ".join(said), grade(all(map(_is_hidden, packed)))
 
 
 def _faster(column: str, claimed: int) -> Judge:
-    """column: "-11; -3; -20" by the roofline, where all is as much above it as the paper's own
-    times, and what it claims."""
+    """Make a judge of the time per token that AsyncSpade saves, in percent.
+
+    column: of the table TPOT, whose cells read "-11; -3; -20": by the roofline; if every method
+    exceeds the roofline by as much as the paper's times do; as the paper claims.
+    claimed: percent saved, as the paper claims.
+    """
 
     def judge(found: Found) -> Judged:
         cells = [row[column].split("; ") for row in found["tables"]["TPOT"]]
         roofline, above = (sorted(int(cell[place]) for cell in cells) for place in (0, 1))
         said = (
-            f"{roofline[0]} to {roofline[-1]} % by the roofline; {above[0]} to {above[-1]} % if "
-            f"all methods are as far above it as the paper's own times"
+            f"{-roofline[-1]} to {-roofline[0]} % less by the roofline; {-above[-1]} to "
+            f"{-above[0]} % less if every method exceeds the roofline by as much as the paper's "
+            "times do"
         )
-        return said, of(max(roofline[-1], above[-1]) <= -claimed)
+        return said, grade(max(roofline[-1], above[-1]) <= -claimed)
 
     return judge
 
@@ -94,25 +104,27 @@ def _faster(column: str, claimed: int) -> Judge:
 def _selection_share(found: Found) -> Judged:
     rows = {row["batch"]: row for row in found["tables"]["Figure 2"]}
     most = max(value for row in rows.values() for name, value in row.items() if name != "batch")
-    said = f"{rows[8]['32k']} % of a block at 8 rows and 32k, at most {most} %"
-    return said, of(most > 50)
+    said = f"{rows[8]['32k']} % of a block's time with 8 rows at 32k tokens, never above {most} %"
+    return said, grade(most > 50)
 
 
-def _layers(found: Found, model: str) -> list[dict[str, Any]]:
+def _rows_of_model(found: Found, model: str) -> list[dict[str, Any]]:
     return [row for row in found["rows"] if row["model"] == model]
 
 
-def _range(values: list[float]) -> str:
+def _format_range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def _locality(found: Found) -> Judged:
     far = {
-        model: [row["16 before"] for row in _layers(found, model)]
+        model: [row["16 before"] for row in _rows_of_model(found, model)]
         for model in ("ledger", "bundled")
     }
-    said = "; ".join(f"{_range(values)} in the {name} model" for name, values in far.items())
-    return f"{said}, by layer", of(min(map(min, far.values())) > 0.4, "not reproduced")
+    said = "; ".join(
+        f"{_format_range(values)} in the layers of our {name} model" for name, values in far.items()
+    )
+    return f"overlap {said}", grade(min(map(min, far.values())) > 0.4, "not reproduced")
 
 
 def _prediction(reading: str) -> Judge:
@@ -121,10 +133,10 @@ def _prediction(reading: str) -> Judge:
         values = [row[f"predicted, {reading}"] for row in rows]
         better = sum(row[f"predicted, {reading}"] > row["1 before"] for row in rows)
         said = (
-            f"overlap {_range(values)}; above the last query's in {better} of {len(rows)} layers "
-            f"(chance: {chance})"
+            f"overlap with the true query's keys {_format_range(values)} by layer (random "
+            f"keys: {chance}); better than reusing the last query in {better} of {len(rows)} layers"
         )
-        return said, of(min(values) > 0.4)
+        return said, grade(min(values) > 0.4)
 
     return judge
 
@@ -138,8 +150,11 @@ def _shift(found: Found) -> Judged:
             for how in ("shifted", "not shifted")
         )
         losses.append(without - with_it)
-        said.append(f"{reading} {without:.2f} without, {with_it:.2f} with it")
-    return f"overlap, {'; '.join(said)}", of(max(losses) < 0.02, "not reproduced")
+        said.append(f"{without:.2f} -> {with_it:.2f}")
+    return (
+        f"overlap without -> with the shift, for the three readings above: {', '.join(said)}",
+        grade(max(losses) < 0.02, "not reproduced"),
+    )
 
 
 def _accuracy(found: Found) -> Judged:
@@ -149,12 +164,13 @@ def _accuracy(found: Found) -> Judged:
         rows.setdefault(row["sparse"], []).append(row["looked_up"])
     mean = {name: sum(values) / len(values) for name, values in rows.items()}
     said = (
-        f"look-ups right with {tokens} of {found['rows'][0]['tokens']:,} tokens, ledger model: "
-        f"{mean['asyncspade']:.2f}, as printed {mean['asyncspade-printed']:.2f}, without softmax "
-        f"{mean['asyncspade-ridge']:.2f}, Quest {mean['quest']:.2f}, the layer before "
-        f"{mean['ahead']:.2f}, the true query {mean['exact']:.2f}, all tokens {mean['off']:.2f}"
+        f"correct look-ups with {tokens} of {found['rows'][0]['tokens']:,} tokens selected: "
+        f"AsyncSpade {mean['asyncspade']:.2f} (Eq. 2 as printed {mean['asyncspade-printed']:.2f}, "
+        f"no softmax {mean['asyncspade-ridge']:.2f}), Quest {mean['quest']:.2f}, query from the "
+        f"layer before {mean['ahead']:.2f}, true query {mean['exact']:.2f}; full attention "
+        f"{mean['off']:.2f}"
     )
-    return said, of(near(mean["asyncspade"], mean["off"]), "not reproduced")
+    return said, grade(is_near(mean["asyncspade"], mean["off"]), "not reproduced")
 
 
 CLAIMS = read_claims(__name__)
