@@ -32,8 +32,7 @@ NAME = "beamwright"
 _SURVEY = "beamwright-survey"
 _LEAST_VERSION = (5, 23)
 _TOKENS = 8
-# Functions that can mix tokens. A layer that calls one must use Beamwright's attention or keep a
-# known state.
+# Functions that mix tokens: a layer calling one must use our attention or keep a known state.
 _MIXES = {
     *("conv1d", "cumsum", "matmul", "__matmul__", "bmm", "baddbmm", "einsum", "roll"),
     "scaled_dot_product_attention",
@@ -77,8 +76,7 @@ class Survey:
     def quantises(self, name: str) -> bool:
         """Return whether `--weights` quantises the weight `name`.
 
-        It does so for projections in layers, except routers, gates, and those with one output per
-        head of a recurrent layer.
+        Projections in layers, but no router, no gate, and none with one output per head.
         """
         if name not in self.products or not name.startswith(f"{self.layers_at}."):
             return False
@@ -96,8 +94,7 @@ class Survey:
 def bind(model: torch.nn.Module, attend: Callable[..., Any], experts: Callable[..., Any]) -> None:
     """Set the functions that compute a model's attention and experts.
 
-    They are stored in an attribute of each module, because `transformers` passes the module to the
-    functions that `_register` registers.
+    Each module keeps them, because `transformers` passes the module to registered functions.
     """
     for module in model.modules():
         module.__dict__["beamwright"] = (attend, experts)
@@ -114,8 +111,7 @@ def _experts(module: Any, *args: Any, **kwargs: Any) -> Any:
 class _Mask:
     """A mask function of `transformers`, which says which tokens a token attends to.
 
-    Gemma 4 slices masks to the rows that it needs. In a survey these are all rows, so a slice is
-    the whole mask.
+    Gemma 4 slices masks to the rows it needs: in a survey all, so a slice is the whole mask.
     """
 
     def __init__(self, sees: Callable[..., Any]) -> None:
