@@ -1,4 +1,4 @@
-"""The simulator: the real loop, schedules and residency on a virtual clock, without tensors.
+"""Simulator: the real engine loop, schedules and KV residency on a virtual clock, without tensors.
 
-Trees are recorded or made up; costs come from the roofline.
+Trees are recorded from real searches or synthetic. Times come from the roofline cost model.
 """

@@ -1,8 +1,7 @@
-"""The bench: the parts of a simulation put together, and the trees that run on it.
+"""Bench: assemble a simulated engine and run searches on it.
 
-Knows how the parts fit together. The verifier scores in turn with decoding, or beside it
-(`simulator.lanes`); where none is given, scoring takes no time. Selection and pruning never do:
-they are counts on the host.
+The verifier scores between decoding iterations, or concurrently with them (`simulator.lanes`).
+Without a verifier, scoring takes no time. Selection and pruning never take time.
 """
 
 from __future__ import annotations
@@ -49,23 +48,27 @@ from beamwright_lab.simulator.split import moving_split
 from beamwright_lab.simulator.verifier import SimulatedVerifier, VerifierCase
 from beamwright_lab.simulator.victims import TIERS, Victims
 
-_TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
+_TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in package `attention`
 _NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is simulated.
+    """One search to simulate: tree, model, machine, memory and schedule.
 
-    costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
-    step: how long steps may be, as far as the schedule could know. context: of the model.
-    host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
-    split: of `simulator.split`, by which memory moves between the two models while the search runs;
-    None where their parts stay. hardware: what `roofline` reckons with.
-    speculation: in the place of the schedule's, whose default depends on a real machine's clock.
-    foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
-    victims: whose KV leaves first, see `simulator.victims`.
-    overlap: the verifier scores beside decoding (`simulator.lanes`); memory does not move then.
+    model, costs: the generator, and the times of its operations.
+    kv_budget_bytes: device memory for the generator's KV.
+    step: limits of step lengths that the schedule knows.
+    context: context length of the model, in tokens.
+    host_bytes: host memory for KV of both models; None: unlimited.
+    verifier: None: scoring takes no time.
+    split: how memory moves between the models' KV budgets during the search (see
+        `simulator.split.moving_split`); None: budgets are fixed.
+    hardware: machine from which the schedule, and the split "roofline", estimate times.
+    speculation: overrides the schedule's setting, whose default depends on measured times.
+    victims: order in which KV is evicted, see `simulator.victims`.
+    foresees: predicts which steps selection will extend, see `ReplayStrategy`.
+    overlap: the verifier scores concurrently with decoding; budgets are then fixed.
     """
 
     tree: RecordedTree
@@ -87,10 +90,12 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time of a simulation goes: time_s = decode_s + verify_s + both_s + stall_s.
+    """Time of a simulation by phase: time_s = decode_s + verify_s + both_s + stall_s.
 
-    decode_s: the generator's computing, prefills included; verify_s: scoring; both_s: those in
-    which one ran beside the other, in neither of them. stall_s: waits for the link.
+    decode_s: only the generator computes, prefills included.
+    verify_s: only the verifier computes.
+    both_s: both compute.
+    stall_s: computation waits for the link.
     """
 
     time_s: float
@@ -101,10 +106,11 @@ class Seconds:
 
 
 class Bench:
-    """The parts of one simulation.
+    """A simulated engine with generator, verifier, KV stores, link and clock.
 
-    cases: what is searched; all but tree and foresight is of the first. progress: hears of rounds
-    and tokens.
+    cases: the searches. Everything but tree and foresight is taken from the first one.
+    moments: filled as described in `scripted_rows`.
+    progress: is told about rounds and tokens.
     """
 
     def __init__(
@@ -150,13 +156,14 @@ class Bench:
     # --- trees -------------------------------------------------------------------------------
 
     def run(self, in_flight: int | None) -> list[TreeRun]:
-        """Grow the trees to their end, taken in by `engine.admission` in their order.
+        """Run all searches to their end, admitted in order by `engine.admission`.
 
-        in_flight: at most so many at a time; None for as many as there is work for. One that does
-        not fit beside others is tried once more behind all, alone.
+        A search that does not fit beside others is run again alone after all others.
+
+        in_flight: most searches at a time; None: as many as the generator has work for.
 
         Raises:
-            CapacityError: if one does not fit alone.
+            CapacityError: if a search does not fit alone.
         """
         runs = self._grow(range(len(self._cases)), in_flight)
         if in_flight != 1:
@@ -168,7 +175,7 @@ class Bench:
         return list(runs.values())
 
     def _grow(self, numbers: Sequence[int], in_flight: int | None) -> dict[int, TreeRun]:
-        """The same once; `TreeRun.error` says what has not fitted."""
+        """Run these searches once, by index. A search that did not fit has a `TreeRun.error`."""
         engine, scripts = self._engine, list(self.scripts)
         stores = [each for each in (self.residency, *self.scorers) if each is not None]
         admission = TreeAdmission(self.case.schedule, in_flight, stores, clock=self.clock)
@@ -230,7 +237,7 @@ class Bench:
         return self.batch
 
     def _pass_costs(self) -> PassCosts | None:
-        """What a schedule may know of them: of the hardware that is named, or simulated."""
+        """Return the costs given to the schedule, of `hardware` if set, else of the machine."""
         case, roofline = self.case, getattr(self.case.costs, "roofline", None)
         if case.hardware is not None:
             roofline = Roofline(case.model, case.hardware)
@@ -292,7 +299,7 @@ class Bench:
         log: Timeline | None = None,
         clock: VirtualClock | None = None,
     ) -> SimulatedResidency:
-        """The KV of one model, whose steps are longer than the scripts' by `extra_tokens`."""
+        """Create one model's KV store. Its steps have `extra_tokens` more than the scripts'."""
         host = None
         if not schedule_row(self.case.schedule).resident:
             host = self._host_tier(model, extra_tokens)
@@ -311,7 +318,7 @@ class Bench:
             state = state_blocks(model)
             blocks = sum(s.host_blocks(BLOCK_TOKENS, extra_tokens, state) for s in self.scripts)
             num_bytes = blocks * BLOCK_TOKENS * bytes_per_token
-        else:  # shared by KV bytes per token, as the device's
+        else:  # divided between the models in proportion to their KV bytes per token
             verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
             total = case.model.kv_bytes_per_token + verifier
             num_bytes = case.host_bytes * bytes_per_token // total
@@ -322,14 +329,14 @@ class Bench:
         return TIERS[case.victims](ledger, self.link, recompute, schedule.inter_beam)
 
     def _most_bytes(self) -> int | None:
-        """How far a budget can grow; None where it stays."""
+        """Return the largest budget that a model may get; None if budgets are fixed."""
         case = self.case
         if case.split is None or case.verifier is None:
             return None
         return case.kv_budget_bytes + case.verifier.kv_budget_bytes
 
     def _make_moving(self) -> MovingSplit | None:
-        """What moves memory between the two models; None where nothing does."""
+        """Create what moves memory between the two models; None if budgets are fixed."""
         case = self.case
         if case.verifier is None or not self.scorers or self.residency is None:
             return None
@@ -347,19 +354,19 @@ class Bench:
         )
 
     def _stalled_s(self) -> float:
-        """Seconds in which compute waited for the link, the verifier's included."""
+        """Return the seconds in which either model waited for the link."""
         stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
         held = (self.residency, *self.scorers)
         return stall_s + sum(each.counts.transfer_wait_s for each in held if each is not None)
 
 
 def state_blocks(model: ModelCosts) -> int:
-    """Blocks of a row's state."""
+    """Return the blocks that one row's recurrent states take."""
     return -(-model.state_bytes // (BLOCK_TOKENS * model.kv_bytes_per_token))
 
 
 def _ledger(model: ModelCosts, budget: ByteBudget, most_bytes: int | None = None) -> BlockLedger:
-    """A model's blocks: KV's, and behind it those of states."""
+    """Create the ledger of a model's blocks; recurrent states have a group of their own."""
     groups, fixed = [GroupBlocks(BLOCK_TOKENS)], state_blocks(model)
     if fixed:
         groups.append(GroupBlocks.of_states(fixed))
@@ -371,12 +378,12 @@ def _last(scores: Sequence[float | None]) -> float | None:
 
 
 def _clock(case: Simulation) -> VirtualClock:
-    """The clock of a device on which one thing runs at a time, or two."""
+    """Create the clock; with overlap, one on which two models can compute at a time."""
     return SharedClock() if case.overlap else VirtualClock()
 
 
 def seconds_of(bench: Bench) -> Seconds:
-    """Where the time has gone."""
+    """Return the time of a finished simulation by phase."""
     clock, counts = bench.clock, bench.accounting.counts
     stall_s, verify_s, both_s = counts.stall_s, counts.verify_s, 0.0
     if isinstance(clock, SharedClock):

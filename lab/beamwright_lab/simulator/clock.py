@@ -1,4 +1,4 @@
-"""VirtualClock: the time of a simulated run. Knows seconds and who wants to hear of them."""
+"""VirtualClock: the time of a simulated run, in seconds."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from beamwright_lab.simulator.costs import Work
 
 
 class VirtualClock:
-    """Moves only by `advance` and `reach`. now_s: seconds since the start of the run."""
+    """A clock that moves only when told to.
+
+    now_s: seconds since the start of the run.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._listeners: list[Callable[[], None]] = []
 
     def __call__(self) -> float:
-        """The present time, for whoever takes a clock as a function."""
+        """Return the current time, for code that takes a clock as a function."""
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass.
+        """Move the clock forward.
 
         Raises:
-            ValueError: if it would run backwards.
+            ValueError: if `seconds` is negative or NaN.
         """
         if not seconds >= 0:
             raise ValueError(f"a clock cannot advance by {seconds!r} s")
@@ -30,20 +33,20 @@ class VirtualClock:
         self._notify()
 
     def run(self, work: Work) -> None:
-        """Let the device do something, which has it alone."""
+        """Advance by the time that the device takes for this work alone."""
         self.advance(work.seconds)
 
     def reach(self, time_s: float) -> float:
-        """Wait until a moment, which may be over already; returns the seconds waited."""
+        """Advance to `time_s`, and return the seconds waited; 0 if that time has passed."""
         waited_s = time_s - self.now_s
         if waited_s <= 0:
             return 0.0
-        self.now_s = time_s  # exactly: a sum could fall short of it by a rounding
+        self.now_s = time_s  # not by addition, whose rounding could stop just before it
         self._notify()
         return waited_s
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """Call this whenever time has passed."""
+        """Call `listener` whenever the clock has moved."""
         self._listeners.append(listener)
 
     def _notify(self) -> None:

@@ -1,7 +1,7 @@
-"""Seconds of what a simulated device does, from the roofline.
+"""Roofline times of a simulated device's operations, from counts of tokens and bytes.
 
-Knows counts of tokens and bytes; no tree, no clock. A group whose rows each follow their own
-copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout.TREE`).
+Attention reads the KV of every row's path (`Layout.DENSE`), or shared prefixes once
+(`Layout.TREE`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from beamwright.protocols import Direction
 
 @dataclass(frozen=True)
 class Work:
-    """Something that a device does.
+    """Work of a device, such as a forward pass.
 
-    seconds: what it takes alone. memory_s, compute_s: of them, those in which device memory, and
-    the arithmetic units, are in use; the least that other work beside it leaves them free.
+    seconds: duration if nothing else runs.
+    memory_s, compute_s: seconds of it in which the work keeps device memory, or the arithmetic
+        units, busy. The rest can serve concurrent work.
     """
 
     seconds: float
@@ -28,21 +29,21 @@ class Work:
 
     @classmethod
     def alone(cls, seconds: float) -> Work:
-        """Work that lets nothing run beside it."""
+        """Create work that leaves nothing to concurrent work."""
         return cls(seconds, seconds, seconds)
 
 
-# Of a path and token, between captured passes: that card's step of 1.5B less its replay, at 16, 64
+# Host time of one path and token between two captured passes. Measured with a 1.5B model at 16, 64
 # and 256 paths (docs/log/2026-11.md#what-stands-between-kernels).
 HOST_ROW_S = 4.5e-6
 
 
 @dataclass(frozen=True)
 class RooflineCosts:
-    """Seconds of each operation of a model on a machine that nobody needs to have.
+    """Times of a model's operations on a machine, by the roofline.
 
-    layout: how attention reads KV. row_s: the host's, of each row and token, while nothing else
-    runs.
+    layout: how attention reads KV.
+    row_s: host time per row and token, during which the device is idle.
     """
 
     roofline: Roofline
@@ -53,33 +54,36 @@ class RooflineCosts:
     def of(
         cls, model: ModelCosts, hardware: HardwareProfile, layout: Layout, row_s: float = 0.0
     ) -> RooflineCosts:
-        """The costs of one layout."""
+        """Create the costs of a model on this hardware."""
         return cls(Roofline(model, hardware), layout, row_s=row_s)
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> Work:
-        """`count` tokens for each of `num_rows` rows.
+        """Return the work of decoding `count` tokens for each of `num_rows` rows.
 
-        read_tokens, seen_tokens: of the first of them, the new token of each row included (see
-        `Roofline.decode_step`); both grow by `grow` with every further one.
+        read_tokens, seen_tokens: KV tokens of the first pass, each row's new token included (see
+            `Roofline.decode_step`). Both grow by `grow` per pass.
         """
         reads = [read_tokens + i * grow for i in range(count)]
         sees = [seen_tokens + i * grow for i in range(count)]
         return self._passes(num_rows, reads, sees, self.layout, grow)
 
     def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
-        """Shared parts are read once whatever the layout, a state for each chunk of a row."""
+        """Return the work of a prefill. In any layout it reads shared prefixes once.
+
+        Recurrent states are read and written once per chunk.
+        """
         chunks = -(-num_tokens // CHUNK_TOKENS)
         return self._passes(num_tokens, [read_tokens], [seen_tokens], Layout.TREE, chunks)
 
     def copy(self, num_bytes: int) -> float:
-        """Every byte is read and written."""
+        """Return the seconds of a copy within device memory: each byte is read and written."""
         hardware = self.roofline.hardware
         return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        """One transfer across the link."""
+        """Return the seconds of one transfer across the link."""
         return self.roofline.transfer(num_bytes, num_pieces, direction)
 
     def _passes(
@@ -90,7 +94,7 @@ class RooflineCosts:
         layout: Layout,
         num_states: int,
     ) -> Work:
-        """Forward passes one after the other, of these numbers of tokens read and seen."""
+        """Return the work of consecutive passes, with KV tokens read and seen in each."""
         seconds = memory_s = compute_s = 0.0
         for read_tokens, seen_tokens in zip(reads, sees, strict=True):
             memory, compute, launch = self.roofline.parts(
@@ -103,24 +107,25 @@ class RooflineCosts:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Tokens guessed and checked, in the mean of a row and pass: an input, not an outcome.
+    """Speculative decoding with drafts: assumed means per row and forward pass.
 
-    accepted: as the row would have drawn them; drafted: forwarded besides the row's own.
+    accepted: draft tokens that the row would have sampled as well.
+    drafted: draft tokens forwarded.
     """
 
     accepted: float
     drafted: float
 
 
-# Of the rows, those that get drafts, where arithmetic has no room for all.
+# Shares of the rows that get drafts. Drafts for all rows may make a pass compute-bound.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
 class DraftedCosts(RooflineCosts):
-    """The same with drafts, wherever they pay: a token then takes a part of a longer pass.
+    """Roofline times with draft tokens wherever these are faster.
 
-    Fluid: every row gets the mean in every pass, and of a step's last pass only what it needs.
+    A fluid model: every row accepts the mean in every pass, and a token costs a fraction of a pass.
     """
 
     drafts: Drafts
@@ -138,7 +143,7 @@ class DraftedCosts(RooflineCosts):
     def _drafted(
         self, share: float, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> Work:
-        """With drafts for a share of the rows."""
+        """Return the work of `tokens` if this share of the rows gets drafts."""
         rows = 1 + share * self.drafts.drafted
         work = super().tokens(
             round(num_rows * rows), read_tokens, round(seen_tokens * rows), grow, count

@@ -1,9 +1,9 @@
-"""Serving engines on a virtual clock: the fair baselines of a tree search.
+"""Simulated vLLM and SGLang on a virtual clock: the fair baselines of a tree search.
 
-`schedule.engines` has the rules; here they take time. Each round's steps are sent at once, the next
-round's when all are complete. Attention reads a paged KV cache either row by row, as FlashAttention
-does, or shared parts once (cascade attention); memory holds shared parts once in any case.
-Generator only: scoring, selection and the engine's own Python take no time.
+Package `rivals` has their scheduling rules. All steps of a round are sent at once, and the next
+round's when all are complete. Attention reads KV row by row, as FlashAttention does, or shared
+prefixes once (cascade attention). Memory always holds shared prefixes once. Only the generator
+takes time: scoring, selection and the engine's Python are free.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from beamwright_lab.simulator.recorded import RecordedTree
 
 Rounds = list[list[StepRequest]]
 
-_PAGE_TOKENS = 16  # of these engines' blocks
+_PAGE_TOKENS = 16  # tokens per KV block
 
 
 @dataclass(frozen=True)
 class EngineRules:
-    """An engine. make: from the device's tokens of KV and the rounds.
+    """A row of `ENGINES`.
 
-    host_tier: KV that does not fit is moved to host memory. waits: requests wait for loads while
-    others run, so that what it schedules depends on time.
+    make: creates the engine from the device's KV capacity in tokens, and the rounds.
+    host_tier: KV that does not fit is moved to host memory.
+    waits: some requests wait for loads while others run, so schedules depend on time.
     """
 
     meaning: str
@@ -82,18 +83,20 @@ ENGINES: Mapping[str, EngineRules] = MappingProxyType(
         ),
     }
 )
-# Engines that exist; the strongest of them is the fair baseline.
+# Engines that exist. The fastest of them is the fair baseline.
 FAIR = ("vllm", "vllm-offload", "sglang", "sglang-hicache", "sglang-write-back")
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One search on one engine.
+    """Time, traffic and memory of one search on one engine.
 
-    time_s: compute_s + stall_s, stall_s being waits for the link; io_share: stall_s / time_s.
-    iterations: forward passes. prefilled_tokens: forwarded as prompts; recomputed_tokens: of
-    them, those whose KV had been computed before or was computed twice. completed: share of the
-    tree's steps that were decoded to their end; 1 where no path is stopped.
+    time_s: compute_s + stall_s.
+    stall_s: seconds of waiting for the link; io_share: stall_s / time_s.
+    iterations: number of forward passes.
+    prefilled_tokens: tokens forwarded as prompts; recomputed_tokens: those of them whose KV had
+        been computed before.
+    completed: share of the tree's steps decoded to their end; 1 unless the engine stops paths.
     """
 
     time_s: float
@@ -113,7 +116,10 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class EngineCase:
-    """A search on a machine, for engines. drafts: of vLLM's and SGLang's n-gram methods."""
+    """A search, model and machine for `simulate_engine`.
+
+    drafts: effect of the engine's n-gram speculative decoding; None: off.
+    """
 
     tree: RecordedTree
     model: ModelCosts
@@ -132,12 +138,14 @@ class EngineCase:
 def simulate_engine(
     case: EngineCase, name: str, progress: Progress | None = None
 ) -> tuple[EngineResult, EngineResult]:
-    """Run the search on one of `ENGINES`: KV read row by row, and shared parts once.
+    """Simulate the search on one of `ENGINES`.
 
-    progress: hears of rounds and tokens; where the two run apart, of each's.
+    Returns two results: with KV read row by row, and with shared prefixes read once.
+
+    progress: is told about rounds and tokens, twice if the engine's rules have `waits`.
 
     Raises:
-        CapacityError: if the device cannot hold the longest path and a block more.
+        CapacityError: if the device cannot hold the longest path and one more block.
     """
     rules, progress = ENGINES[name], progress or Progress()
     rounds = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
@@ -163,9 +171,11 @@ def simulate_engine(
 
 
 class EngineRun:
-    """An engine through a search, on one or more clocks.
+    """A search on an engine, timed by one or more meters.
 
-    prefilled: tokens forwarded as prompts; needed_prefill: of them, those that had no KV before.
+    completed: steps decoded to their end.
+    prefilled: tokens forwarded as prompts.
+    needed_prefill: those that an unlimited prefix cache would also have to compute.
     """
 
     def __init__(self, engine: RequestEngine, meters: Sequence[EngineMeter]) -> None:
@@ -176,7 +186,10 @@ class EngineRun:
         self._arriving: dict[StepRequest, Transfer] = {}
 
     def round(self, requests: list[StepRequest]) -> None:
-        """Send the requests whose path is there; ends when all are complete, or stopped."""
+        """Run one round: send its requests until each is complete or stopped by the engine.
+
+        Requests behind a stopped step are left out.
+        """
         requests = [each for each in requests if self.engine.stopped.isdisjoint(each.path)]
         parents = {each.path[-1]: each.lengths[-1] for each in requests}
         self.needed_prefill += sum(1 if node else tokens for node, tokens in parents.items())
@@ -194,12 +207,12 @@ class EngineRun:
                     meter.forward(iteration)
                 complete += len(self.engine.commit(iteration))
             else:
-                assert self._arriving, "an engine without work waits for something"
+                assert self._arriving, "an engine without rows waits for a load"
                 self._meters[0].wait(next(iter(self._arriving.values())))
         self.completed += complete
 
     def _receive(self) -> None:
-        """Tell the engine what has arrived."""
+        """Report finished loads to the engine."""
         for request in [each for each, one in self._arriving.items() if one.finished]:
             del self._arriving[request]
             self.engine.loaded(request)
@@ -212,7 +225,11 @@ class EngineRun:
 
 
 class EngineMeter:
-    """A clock and a link. ran: the search that they have measured."""
+    """The time of an engine's iterations, on its own clock and link.
+
+    reads_once: True if attention reads shared prefixes once, else row by row.
+    ran: the measured search, set before `result` is called.
+    """
 
     ran: EngineRun
 
@@ -225,20 +242,20 @@ class EngineMeter:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the search began."""
+        """Seconds since the start of the search."""
         return self._clock.now_s
 
     def move(self, direction: Direction, tokens: int) -> Transfer:
-        """Send KV across the link."""
+        """Start a transfer of KV across the link."""
         pieces = -(-tokens // _PAGE_TOKENS)
         return self._link.submit_bytes(direction, "kv", tokens * self._token_bytes, pieces)
 
     def wait(self, transfer: Transfer) -> None:
-        """Let the device wait for the link."""
+        """Stall the device until the transfer has ended."""
         self._stall_s += self._link.wait([transfer])
 
     def forward(self, iteration: Iteration) -> None:
-        """Let an iteration run, with the transfers that belong to it."""
+        """Advance the clock over an iteration and its transfers."""
         if iteration.evicted_tokens:
             self.wait(self.move(Direction.D2H, iteration.evicted_tokens))
         if iteration.store_tokens:
@@ -260,7 +277,7 @@ class EngineMeter:
         return self._costs.prefill(new, read, seen).seconds - self._spared_s(iteration, read)
 
     def _spared_s(self, iteration: Iteration, read: int) -> float:
-        """What drafts of the rows that decode beside a prefill spare of their passes."""
+        """Return the seconds that drafts save for rows that decode in the pass of a prefill."""
         seen = [request.computed + 1 for request, tokens in iteration.rows if tokens == 1]
         if not seen:
             return 0.0
@@ -268,7 +285,10 @@ class EngineMeter:
         return alone - self._costs.tokens(len(seen), read, sum(seen), len(seen), 1).seconds
 
     def result(self, num_steps: int) -> EngineResult:
-        """What was measured; num_steps: of the whole tree."""
+        """Return the measurements.
+
+        num_steps: number of steps in the whole tree.
+        """
         time_s, moved, run = self._clock.now_s, self._link.bytes_moved, self.ran
         return EngineResult(
             time_s=time_s,

@@ -1,10 +1,9 @@
-"""Two lanes on a virtual clock: the verifier scores while the generator decodes, on one device.
+"""Concurrent decoding and scoring on a virtual clock, with the executor rules of `engine.executor`.
 
-Work is taken to share a device like a fluid. What leaves bandwidth, arithmetic, or the time between
-launches unused leaves it to the other; where both want more than there is, they slow down by the
-same factor. So lanes are never faster than the roofline of all that they do; a real card, whose
-kernels compete for caches, registers and schedulers as well, is slower than that. The executor's
-rules are those of `engine.executor`.
+Concurrent work shares a device like a fluid: each model uses the bandwidth, the arithmetic and the
+time between launches that the other leaves idle. If both need more than there is, both slow down by
+the same factor. So together they are never faster than the roofline of their total work. A real GPU
+is slower, because kernels also compete for caches, registers and schedulers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ from beamwright_lab.simulator.costs import Work
 
 @dataclass
 class RunningWork:
-    """Work under way. left_s: seconds that the rest of it takes alone. card: where it runs."""
+    """Work that has been started.
+
+    left_s: seconds that the remaining work takes if nothing else runs.
+    card: number of the device; 0 is the generator's.
+    """
 
     work: Work
     left_s: float
@@ -32,9 +35,9 @@ class RunningWork:
 
 
 class Tape(VirtualClock):
-    """The clock of a verifier whose work is noted down, and takes its time later.
+    """The clock given to a concurrent verifier: it queues work for the shared clock.
 
-    Waits for the link are not: nothing else goes on meanwhile that has not begun.
+    Waiting for the link is not queued.
     """
 
     def __init__(self, clock: SharedClock, card: int = 0) -> None:
@@ -43,7 +46,7 @@ class Tape(VirtualClock):
         self.pieces: deque[RunningWork] = deque()
 
     def run(self, work: Work) -> None:
-        """To be done after what is on the tape."""
+        """Queue work behind the work already on the tape."""
         if work.seconds > 0:
             self.pieces.append(RunningWork(work, work.seconds, self._card))
 
@@ -52,9 +55,10 @@ class Tape(VirtualClock):
 
 
 class SimulatedLane(Lane):
-    """A verifier that scores batch after batch on a tape.
+    """A verifier that scores its batches in order, concurrently with the generator.
 
-    A batch's KV is allocated when it begins; its scores are known when its work is done.
+    The KV of a batch is allocated when its scoring starts. Its scores are available when its work
+    is done.
     """
 
     def __init__(self, scoring: Scoring, tape: Tape) -> None:
@@ -72,7 +76,7 @@ class SimulatedLane(Lane):
         return self.results.popleft() if self.results else None
 
     def piece(self) -> RunningWork | None:
-        """What it does now; None if there is nothing to do."""
+        """Return the current work, starting the next batch if needed; None if idle."""
         pieces = self._tape.pieces
         while True:
             if pieces and pieces[0].left_s > 0:
@@ -85,12 +89,12 @@ class SimulatedLane(Lane):
                 self._now = None
             if self._begins or not self.scoring.queue:
                 return None
-            self._begins = True  # asks the clock to wait where its KV has to be loaded
+            self._begins = True  # `score` may wait for loads, and the clock then calls `piece`
             self._now = self.scoring.score(self.scoring.queue.take())
             self._begins = False
 
     def close(self) -> None:
-        """Forget what waits, and what is under way."""
+        """Drop waiting and running batches, and unread results."""
         super().close()
         self._tape.pieces.clear()
         self.results.clear()
@@ -98,10 +102,11 @@ class SimulatedLane(Lane):
 
 
 class SharedClock(VirtualClock):
-    """The time of a device on which lanes run beside its caller's work.
+    """The clock of a device that the generator, its caller, shares with verifier lanes.
 
-    both_s: seconds in which both ran; beside_s: in which only lanes did, `hidden_s` of them while
-    the caller waited for the link.
+    both_s: seconds in which the generator and a lane computed.
+    beside_s: seconds in which only lanes computed.
+    hidden_s: those of `beside_s` in which the generator waited for the link.
     """
 
     def __init__(self) -> None:
@@ -126,12 +131,15 @@ class SharedClock(VirtualClock):
         return self.now_s - began_s
 
     def until(self, ready: Callable[[], bool]) -> None:
-        """Let lanes run until this is so, or none has anything to do."""
+        """Run the lanes until `ready` returns true or all are idle."""
         while not ready() and self._pass(None):
             pass
 
     def _pass(self, own: RunningWork | None, until_s: float = math.inf) -> bool:
-        """Let time pass until some piece is done; False if there is none."""
+        """Advance until a piece of work ends, at most to `until_s`; False if there is no work.
+
+        own: the generator's work, if any.
+        """
         beside = [piece for lane in self.lanes if (piece := lane.piece()) is not None]
         pieces = beside if own is None else [own, *beside]
         if not pieces:
@@ -143,7 +151,7 @@ class SharedClock(VirtualClock):
         if seconds > until_s - self.now_s:
             seconds = until_s - self.now_s
         else:
-            first.left_s = 0.0  # exactly: a difference could leave a rounding
+            first.left_s = 0.0  # a subtraction could leave a rounding error
         for piece in pieces:
             piece.left_s = max(0.0, piece.left_s - seconds * rates[piece.card])
         if own is not None and beside:
@@ -152,19 +160,19 @@ class SharedClock(VirtualClock):
             self.beside_s += seconds
         super().advance(seconds)
         for lane in self.lanes:
-            lane.piece()  # what is done is known at once
+            lane.piece()  # publish results of work that has just ended
         return True
 
 
 def _rate(together: Sequence[Work]) -> float:
-    """How fast work goes on beside other work on one card, as a share of what it does alone."""
+    """Return the speed of concurrent work on one device, as a share of its speed alone."""
     memory = sum(work.memory_s / work.seconds for work in together)
     compute = sum(work.compute_s / work.seconds for work in together)
     return 1 / max(1.0, memory, compute)
 
 
 class LanedExecutor(Executor):
-    """An executor with workers on a virtual clock, with a lane for each copy of the verifier."""
+    """A simulated executor with one concurrent lane for each copy of the verifier."""
 
     def __init__(
         self,
@@ -185,7 +193,7 @@ class LanedExecutor(Executor):
 
     def _take(self) -> list[Event] | None:
         for lane in self._clock.lanes:
-            lane.piece()  # what is done is known, and the next batch has begun
+            lane.piece()  # publish finished results and start the next batch
         return super()._take()
 
     def _wait_for_scores(self) -> None:

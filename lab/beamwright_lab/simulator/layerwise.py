@@ -1,9 +1,9 @@
-"""SimulatedLayerwise: layer-wise offloading, token by token for all beams at once.
+"""SimulatedLayerwise: layer-wise KV offloading, for every token of all beams together.
 
-The pipeline of `layerwise` (LBS section 4.1, Eq. 1-3): as many layers resident as fit
-beside two stream buffers, the others fetched two ahead, the next token's first one while this
-token's last ones compute; the KV of new tokens is written back meanwhile. All KV is stored on the
-host, which is not limited here. Knows a script and what things cost; no blocks.
+It simulates the pipeline of `baselines.layerwise` (LBS paper, section 4.1, Eq. 1-3). As many layers
+stay resident as fit beside two stream buffers. The KV of every other layer is fetched two layers
+ahead, across token boundaries. Meanwhile, the KV of new tokens is written back. The host stores all
+KV, without limit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _NUM_BUFFERS = 2
 
 
 class SimulatedLayerwise(StepWriter):
-    """With a dense layout every beam's copy crosses the link by itself.
+    """A step writer that streams layers. With a dense layout, each beam's copy crosses the link.
 
-    budget: the device's. stall_s: seconds in which compute waited for the link.
+    budget: device memory for KV.
+    stall_s: seconds in which computation waited for the link.
     """
 
     running_nodes: frozenset[Node] = frozenset()
@@ -66,7 +67,7 @@ class SimulatedLayerwise(StepWriter):
         return bool(self._groups)
 
     def submit(self, plan: Plan) -> None:
-        """A group is decoded whole."""
+        """Take over the plan's groups; `iterate` decodes one group at a time."""
         self._groups = deque(plan.groups)
 
     def cancel(self, nodes: Sequence[Node]) -> None:
@@ -74,15 +75,15 @@ class SimulatedLayerwise(StepWriter):
         self._groups = deque(tuple(n for n in group if n not in gone) for group in self._groups)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """There is nothing to plan."""
+        """Return a view without KV demand: there is nothing to plan."""
         return ScheduleView(beams)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Nothing is held per node."""
+        """Forget these nodes. No KV is held per node."""
         self._forwarded.difference_update(nodes)
 
     def iterate(self) -> list[StepDecoded | StepFailed]:
-        """Decode a group to the end of its steps."""
+        """Decode the next group to the end of its steps."""
         beams = self._groups.popleft()
         self.counts.groups += 1
         try:
@@ -101,7 +102,7 @@ class SimulatedLayerwise(StepWriter):
         self._complete_parents(beams)
         going, first = {}, 0
         for node, step in zip(beams, steps, strict=True):
-            going[node] = step.tokens - step.stop.ends_path  # the last token of a path stays
+            going[node] = step.tokens - step.stop.ends_path  # a path's last token is not forwarded
             self._forwarded.add(node)
         while going := {node: tokens for node, tokens in going.items() if tokens > first}:
             until = min(going.values())
@@ -114,7 +115,7 @@ class SimulatedLayerwise(StepWriter):
         ]
 
     def _decode_rows(self, nodes: Sequence[Node], first: int, end: int) -> None:
-        """Tokens `first` to `end - 1` of the steps of these beams."""
+        """Decode tokens `first` to `end - 1` of these beams' steps."""
         rows, tail = len(nodes), self._tail_tokens
         seen, union = sum(node.start for node in nodes), _union_tokens(nodes)
         held, num_pieces = (seen, rows) if self._dense else (union, union // BLOCK_TOKENS)
@@ -126,14 +127,14 @@ class SimulatedLayerwise(StepWriter):
                 fresh=rows,
                 union=union + own,
                 num_pieces=num_pieces,
-                # Whether the step goes on is not known; a full tail is packed anew.
+                # No prefetch across a full tail, because KV is then packed again.
                 ahead=held + rows * (token // tail * tail) if (token + 1) % tail else None,
             )
             self._layers(work, self._num_layers)
         self._discard_ahead()
 
     def _complete_parents(self, beams: Sequence[Node]) -> None:
-        """Forward a root's prompt."""
+        """Prefill the beams' parents that have no KV yet: prompts, or the last token of a step."""
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
         owing = [node for node in parents if node not in self._forwarded]
         if not owing:
@@ -152,13 +153,13 @@ class SimulatedLayerwise(StepWriter):
             union=union,
             num_pieces=len(owing) if self._dense else held // BLOCK_TOKENS,
         )
-        # A few rows that would fit say nothing about all the others.
+        # These few rows must not raise the number of resident layers for later passes.
         self._layers(work, self._resident)
 
     # --- one pass through all layers ---------------------------------------------------------
 
     def _layers(self, work: _Pass, max_layers: int) -> None:
-        """The work of a pass, with at most so many resident layers."""
+        """Run one forward pass with at most `max_layers` resident layers."""
         resident = min(max_layers, self._fitting(work.held + work.fresh))
         self._charge(work, resident)
         self._move_residents(work, resident)
@@ -190,8 +191,10 @@ class SimulatedLayerwise(StepWriter):
         return {resident: first, **second}
 
     def _fetch_ahead(self, work: _Pass, resident: int) -> None:
-        """The next token's first streamed layer, as far as it is known: the rows' own tokens come
-        when it begins. The next token must leave the same layers resident."""
+        """Prefetch the next token's first streamed layer if the resident layers stay the same.
+
+        KV of tokens that the rows have in their tails follows when that pass begins.
+        """
         if work.ahead is not None and self._fitting(work.held + 2 * work.fresh) == resident:
             transfer = self._submit(Direction.H2D, work.ahead, work.num_pieces)
             self._ahead = (transfer, work.ahead)
@@ -205,16 +208,19 @@ class SimulatedLayerwise(StepWriter):
         return self._submit(Direction.H2D, work.held, work.num_pieces)
 
     def _fitting(self, layer_tokens: int) -> int:
-        """Eq. 1 with the two stream buffers inside the budget; negative if they do not fit."""
+        """Return the resident layers by Eq. 1, with both stream buffers inside the budget.
+
+        The result is negative if the buffers do not fit.
+        """
         layer_bytes = layer_tokens * self._layer_token_bytes
         fitting = self.budget.total_bytes // layer_bytes
         return self._num_layers if fitting >= self._num_layers else fitting - _NUM_BUFFERS
 
     def _charge(self, work: _Pass, resident: int) -> None:
-        """Count what the device holds during a pass.
+        """Count the KV that the device holds during a pass.
 
         Raises:
-            CapacityError: if it is more than the budget.
+            CapacityError: if it exceeds the budget.
         """
         layer_bytes = (work.held + work.fresh) * self._layer_token_bytes
         num_held = self._num_layers
@@ -224,8 +230,11 @@ class SimulatedLayerwise(StepWriter):
         self.budget.release(num_held * layer_bytes)
 
     def _move_residents(self, work: _Pass, resident: int) -> None:
-        """A layer that is not resident any more is written back, as far as the host lacks it; one
-        that becomes so is loaded."""
+        """Change the number of resident layers.
+
+        Layers that stop being resident are written back as far as the host lacks their KV. Layers
+        that become resident are loaded.
+        """
         moved: list[Transfer] = []
         for layer in range(resident, self._resident):
             missing = max(0, work.union - self._on_host[layer])
@@ -249,11 +258,12 @@ class SimulatedLayerwise(StepWriter):
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward pass.
+    """One forward pass. Token counts are of one layer's KV.
 
-    held: tokens in a layer's KV before it, as the device holds them; union: distinct ones of them.
-    fresh: tokens that it adds. num_pieces: of the transfer of a layer. ahead: tokens of a layer
-    that can be fetched for the pass after it; None if nothing can.
+    held: tokens before the pass, copies counted; union: distinct tokens of these.
+    fresh: tokens that the pass adds.
+    num_pieces: copies in which a layer is transferred.
+    ahead: tokens that can be prefetched for the next pass; None: no prefetch.
     """
 
     seconds: float
@@ -265,7 +275,7 @@ class _Pass:
 
 
 def _union_tokens(nodes: Sequence[Node]) -> int:
-    """Distinct tokens in the paths of these nodes, their own steps left out."""
+    """Return the number of distinct tokens in these nodes' paths, without their own steps."""
     seen: set[Node] = set()
     total = 0
     for leaf in nodes:

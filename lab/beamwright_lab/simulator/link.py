@@ -1,7 +1,7 @@
-"""VirtualLink: the link of a simulated run. It moves no bytes, only the time that they would take.
+"""VirtualLink: the simulated link between device and host. It moves no bytes.
 
-Keeps `kv.Link`'s promises: one queue per direction, both at once, exact bytes. A transfer has
-finished once the virtual clock has reached the moment of its end.
+As in `kv.Link`, each direction has a queue, both directions run concurrently, and bytes are counted
+exactly. A transfer has finished once the virtual clock has passed its end.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 from beamwright_lab.simulator.clock import VirtualClock
 
-# The kind of a transfer of a recurrent layer's state.
+# Kind of transfers of recurrent states.
 STATE = "state"
-# Seconds of a transfer of so many bytes in so many pieces.
+# Seconds of a transfer, from its bytes, number of pieces and direction.
 TransferSeconds = Callable[[int, int, Direction], float]
 
 
 class VirtualLink:
     """A `Link` whose transfers take virtual time.
 
-    seconds: what a transfer takes. state_bytes: of `bytes_moved`, those of states.
+    seconds: returns the duration of a transfer.
+    state_bytes: the bytes of `bytes_moved` that are recurrent states.
     """
 
     strided = True
@@ -53,7 +54,7 @@ class VirtualLink:
     def submit_bytes(
         self, direction: Direction, kind: str, num_bytes: int, num_pieces: int
     ) -> Transfer:
-        """The same for a transfer whose pieces nobody needs to see."""
+        """Queue a transfer that is known only by its size."""
         transfer = Transfer(direction, kind, num_bytes)
         took_s = self._seconds(num_bytes, num_pieces, direction)
         self._lanes[direction].put(_Queued(transfer, num_pieces, self._clock.now_s, took_s))
@@ -61,7 +62,7 @@ class VirtualLink:
         return transfer
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
-        """The waiting is the clock's."""
+        """Advance the clock to the end of these transfers, and return the seconds waited."""
         pending = {id(transfer) for transfer in transfers if not transfer.finished}
         if not pending:
             return 0.0
@@ -69,15 +70,15 @@ class VirtualLink:
         return self._clock.reach(max(ends))
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """The clock is the host's and the device's."""
+        """Wait as `wait` does, because host and device have the same clock."""
         return self.wait(transfers)
 
     def together(self) -> AbstractContextManager[None]:
-        """What a batch would save is within the cost of a piece."""
+        """Do nothing: submitting transfers in a batch saves no simulated time."""
         return nullcontext()
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """The piece on its way still occupies the link, but nobody waits for it."""
+        """Cancel unfinished transfers. A piece that is being copied still occupies the link."""
         self._settle()
         for transfer in transfers:
             if not transfer.finished:
@@ -101,7 +102,7 @@ class _Queued:
 
 
 class _Lane:
-    """One direction: what waits, and since when the wire is free."""
+    """One direction of the link: its queue, and the time at which the link was last free."""
 
     def __init__(self, link: VirtualLink, direction: Direction) -> None:
         self._link, self._direction = link, direction
@@ -112,7 +113,7 @@ class _Lane:
         self._queue.append(queued)
 
     def settle(self, now_s: float) -> None:
-        """Finish what has ended by now, and mark what is on its way."""
+        """Finish the transfers that have ended by now, and mark the running one."""
         while self._queue:
             first = self._queue[0]
             start_s = max(self._free_s, first.submitted_s)
@@ -125,7 +126,7 @@ class _Lane:
             first.transfer.state = TransferState.DONE
 
     def end_of(self, wanted: set[int]) -> float:
-        """When the last of these transfers will have ended."""
+        """Return the time at which the last of these transfers ends."""
         end_s = last_s = self._free_s
         for queued in self._queue:
             end_s = max(end_s, queued.submitted_s) + queued.took_s

@@ -1,4 +1,4 @@
-"""Simulate many searches that are in flight together: throughput, and how busy both models are."""
+"""Simulate concurrent searches: throughput, and how busy generator and verifier are."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from beamwright_lab.simulator.residency import cache_of
 
 @dataclass(frozen=True)
 class ManyResult:
-    """Searches that were in flight together.
+    """Measurements of concurrent searches.
 
-    runs: the trees, in the order of the cases; the clock of each ended at `ended_s`.
-    tokens: of all trees' steps, what was decoded ahead in vain left out.
-    passes: of the generator, a token of every row each; mean_rows: in one, those ahead of selection
-    included.
-    verifier_calls, steps_per_call: batches of steps that the verifier got; 0 where scores are free.
-    speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
-    mean_s, longest_s: from a problem's admission to its end. begun_s: until the last one began.
-    device_peak_bytes, verifier_peak_bytes: of each model's KV. generator_cache, verifier_cache: how
-    often it was where it was needed; None where none is kept, or layers of it are streamed.
+    runs: the searches, in the order of the cases.
+    tokens: tokens of all steps, without discarded speculative ones.
+    passes: forward passes of the generator; mean_rows: rows per pass, speculative ones included.
+    verifier_calls, steps_per_call: calls of the verifier, and their mean batch; 0 without one.
+    speculated_tokens, kept_tokens: speculative tokens, and those of steps that selection opened.
+    mean_s, longest_s: time from a search's admission to its end.
+    begun_s: latest admission.
+    device_peak_bytes, verifier_peak_bytes: most device memory for each model's KV.
+    generator_cache, verifier_cache: KV cache hits; None with layer-wise streaming, or without this
+        model.
     """
 
     runs: tuple[TreeRun, ...]
@@ -51,12 +52,12 @@ class ManyResult:
 
     @property
     def time_s(self) -> float:
-        """Seconds from the first problem's admission to the last one's end."""
+        """Seconds from the first admission to the end of the last search."""
         return self.seconds.time_s
 
     @property
     def tok_s(self) -> float:
-        """Tokens per second, of all trees."""
+        """Throughput of all searches, in tokens per second."""
         return self.tokens / self.time_s
 
     @property
@@ -65,17 +66,17 @@ class ManyResult:
 
     @property
     def decode_share(self) -> float:
-        """Of the time, in which the generator computes."""
+        """Share of the time in which the generator computes."""
         return (self.seconds.decode_s + self.seconds.both_s) / self.time_s
 
     @property
     def verify_share(self) -> float:
-        """Of the time, in which the verifier computes."""
+        """Share of the time in which the verifier computes."""
         return (self.seconds.verify_s + self.seconds.both_s) / self.time_s
 
     @property
     def kept_share(self) -> float | None:
-        """Of what was decoded ahead; None if nothing was."""
+        """Share of speculative tokens that was kept; None without speculative tokens."""
         return self.kept_tokens / self.speculated_tokens if self.speculated_tokens else None
 
 
@@ -85,18 +86,18 @@ def simulate_many(
     clock: VirtualClock | None = None,
     timeline: Timeline | None = None,
 ) -> ManyResult:
-    """Run searches on one machine; who is taken in when is `runtime.admission`'s.
+    """Simulate searches on one machine, admitted by `engine.admission`.
 
-    in_flight: at most so many at a time; None for as many as there is work for.
-    cases: equal in all but tree and foresight; each tree has a problem id of its own.
+    cases: they may differ in tree and foresight only; every tree has its own problem id.
+    in_flight: most searches at a time; None: as many as the generator has work for.
 
     Raises:
-        InputError: if the cases differ in more, or two trees are of one problem.
+        InputError: if cases differ in anything else, or two trees have one problem id.
         CapacityError: if a search does not fit alone.
     """
     first = cases[0]
     if any(replace(each, tree=first.tree, foresees=first.foresees) != first for each in cases):
-        raise InputError("searches that are simulated together differ in trees and foresight only")
+        raise InputError("searches simulated together may differ only in tree and foresight")
     bench = Bench(cases, clock, timeline)
     return _result(bench, bench.run(in_flight))
 

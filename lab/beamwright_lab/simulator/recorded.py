@@ -1,6 +1,6 @@
-"""Reads recorded trees, as `solve --record-tree` writes them: what was decoded of a search.
+"""Read the search trees that `solve --record-tree` writes.
 
-Knows lineage, counts of tokens, stops, states and scores; no text, no token ids, no KV.
+A recorded tree has lineages, token counts, stop reasons, states and scores, but no text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _WHOLE = ConfigDict(extra="forbid")
 class RecordedNode:
     """A decoded step.
 
-    lineage: child ordinals from the root, the problem id left out. tokens: of this step.
+    lineage: child numbers from the root, without the problem id.
+    tokens: length of this step.
     """
 
     lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
@@ -37,15 +38,16 @@ class RecordedNode:
 
     @property
     def round(self) -> int:
-        """The round in which the node was opened; the first is 1. It is the node's depth."""
+        """The round that decoded the step, from 1; equal to the node's depth."""
         return len(self.lineage)
 
 
 @dataclass(frozen=True, config=_WHOLE)
 class RecordedTree:
-    """The search. `nodes` are in lineage order; the root is the prompt.
+    """A recorded search.
 
-    prompt_tokens: tokens of the prompt. rounds: how many rounds the search took.
+    rounds: number of rounds.
+    nodes: all decoded steps, in lineage order.
     """
 
     problem_id: Annotated[int, Strict()] | Annotated[str, Strict()]
@@ -58,7 +60,7 @@ def read_recorded(path: Path) -> RecordedTree:
     """Read a recorded tree.
 
     Raises:
-        InputError: if the file cannot be read or is not a recorded tree; says what is wrong.
+        InputError: if the file cannot be read or is not a recorded tree.
     """
     content = read_object(path, "a recorded tree")
     version = content.pop("version", None)
@@ -74,7 +76,7 @@ def read_recorded(path: Path) -> RecordedTree:
 
 
 def _check_lineages(tree: RecordedTree) -> None:
-    """Every node follows its parent, a kept node, and the sibling with the ordinal before."""
+    """Check that every node follows its parent, which was kept, and its previous sibling."""
     num_children: dict[tuple[int, ...], int] = {(): 0}
     last: tuple[int, ...] = ()
     for i, node in enumerate(tree.nodes):

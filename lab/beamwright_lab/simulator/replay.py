@@ -1,7 +1,6 @@
-"""Trees that are replayed: what every step of a search will be, known in advance.
+"""Replay a search tree whose steps are known in advance: script, strategy and verifier.
 
-Knows lineage, counts, stops, states and scores; `recorded` reads such trees, `synthetic` makes
-others.
+`recorded` reads such trees, `synthetic` generates them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from beamwright_lab.studies.clairvoyant import Life
 
 
 def path_ends(tree: RecordedTree) -> dict[tuple[int, ...], int]:
-    """Tokens of the path after each step, by lineage; () is the prompt."""
+    """Return the length of every path in tokens, by lineage; () is the prompt."""
     ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
     for node in tree.nodes:
         ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
@@ -41,22 +40,24 @@ Foresee = Callable[[Sequence[Node], Sequence[Node], int], list[Prospect]]
 
 
 def foresee_by_scores(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
-    """As strategies do that do not know better."""
+    """Expect the best-scored beams to be extended, the default of strategies."""
     del ahead
     return by_scores(beams, width)
 
 
 def foresee_certain(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
-    """As best-of-n does, where every step has one child."""
+    """Expect every beam to get one child, as in best-of-n."""
     del width
     return certain([*beams, *ahead])
 
 
 class Script:
-    """What happens at every node of a replayed tree.
+    """The known steps of a replayed tree.
 
-    width: the most children of a step. What a step would have been that nobody opened is drawn from
-    those of its depth, by its lineage.
+    A speculative step that the recorded search never opened is a random one of the same depth,
+    chosen by its lineage.
+
+    width: most children of a step.
     """
 
     def __init__(self, tree: RecordedTree) -> None:
@@ -70,7 +71,7 @@ class Script:
         self.width = max(below, default=1)
 
     def step(self, node: Node) -> RecordedNode:
-        """What an open node's step will be."""
+        """Return the step that an open node will get."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
         return self._steps.get(lineage) or self._imagined(lineage)
 
@@ -87,21 +88,24 @@ class Script:
         return found
 
     def num_children(self, node: Node) -> int:
-        """How many children the node gets; none where the search ended with it."""
+        """Return the number of children that the node gets."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
         return self._children.get(lineage, 0)
 
     @property
     def num_beams(self) -> int:
-        """Candidates that the search begins with."""
+        """Number of beams in the first round."""
         return self._children.get((), 0)
 
     def search_tree(self) -> SearchTree:
-        """A tree with only its prompt; token ids are all 0."""
+        """Create a tree with only the prompt. All token ids are 0."""
         return SearchTree(self.problem_id, (0,) * self.prompt_tokens, "")
 
     def lives(self, block_tokens: int, state_blocks: int = 0) -> list[Life]:
-        """When the KV and the state of every node is needed; a round is a level of the tree."""
+        """Return the rounds in which each node's KV, and recurrent state, is needed.
+
+        state_blocks: blocks of one state; 0: the model has no recurrent layers.
+        """
         last: dict[tuple[int, ...], int] = {(): 0}
         for lineage in sorted(self._steps, key=len, reverse=True):
             last[lineage] = max(last.get(lineage, 0), len(lineage))
@@ -110,50 +114,53 @@ class Script:
         prompt = -(-self.prompt_tokens // block_tokens)
         lives = [Life(0, last[()], prompt)]
         for lineage, step in self._steps.items():
-            # The last token's KV could wait for an extension; an ended path's is not kept.
+            # A step's last token has no KV before an extension; ended paths keep none.
             kept = 0 if step.stop.ends_path else -(-(step.tokens - 1) // block_tokens)
             lives.append(Life(len(lineage), last[lineage], kept))
         if state_blocks:
             kept_by = [at for at, step in self._steps.items() if not step.stop.ends_path]
-            for lineage in ((), *kept_by):  # children begin from it in the round behind its own
+            for lineage in ((), *kept_by):  # children start from it in the next round
                 born = len(lineage)
                 lives.append(Life(born, min(last[lineage], born + 1), state_blocks, is_state=True))
         return lives
 
     def num_begun(self) -> Counter[int]:
-        """Of each level, nodes that have children."""
+        """Return the number of nodes with children, per depth."""
         return Counter(map(len, self._children))
 
     def host_blocks(self, block_tokens: int, extra_tokens: int = 0, state_blocks: int = 0) -> int:
-        """Blocks that hold every node, were none ever freed; steps longer by `extra_tokens`."""
+        """Return the blocks that hold the whole tree, with `extra_tokens` more in every step."""
         steps = (step.tokens + extra_tokens for step in self._steps.values())
         lengths = [self.prompt_tokens, *steps]
         return sum(-(-tokens // block_tokens) + state_blocks for tokens in lengths)
 
 
 class Scripts:
-    """The scripts of trees that are replayed together, by problem.
+    """Scripts of trees that are replayed together, by problem id.
 
     Raises:
-        InputError: if two of them are of one problem.
+        InputError: if two trees have one problem id.
     """
 
     def __init__(self, trees: Sequence[RecordedTree]) -> None:
         self._of = {tree.problem_id: Script(tree) for tree in trees}
         if len(self._of) < len(trees):
-            raise InputError("trees that are simulated together need problem ids of their own")
+            raise InputError("trees simulated together need different problem ids")
 
     def __iter__(self) -> Iterator[Script]:
         return iter(self._of.values())
 
     def step(self, node: Node) -> RecordedNode:
-        """What an open node's step will be."""
+        """Return the step that an open node will get."""
         return self._of[node.problem_id].step(node)
 
 
 @dataclass
 class Foresight:
-    """What a function says of the round under way: from its beams and `width`."""
+    """A function as `Foresees`: it predicts what selection will extend.
+
+    say: called with the beams, their speculative descendants, and `width`.
+    """
 
     say: Foresee
     width: int
@@ -168,10 +175,10 @@ class Foresight:
 
 
 class ReplayStrategy:
-    """Does to every candidate what was done to it in the replayed tree.
+    """A strategy that repeats the selections of the replayed tree.
 
-    foresees: who says what it may extend, such as the strategy that grew the tree. None: by scores
-    where steps compete, and where none has two children, that it goes on.
+    foresees: predicts which steps selection will extend, such as the strategy that grew the tree.
+        None: by scores, or, if no step has two children, every beam is extended.
     """
 
     def __init__(self, script: Script, foresees: Foresees | None = None) -> None:
@@ -204,11 +211,11 @@ def _end(node: Node, state: NodeState) -> list[Action]:
         return [Prune(node)]
     if state is NodeState.FINISHED:
         return [Complete(node)]
-    return []  # the search ended before this candidate's turn came
+    return []  # the search ended before selecting this candidate
 
 
 class ReplayVerifier:
-    """Gives every step the score that it had. Holds no KV and takes no time."""
+    """A verifier that returns recorded scores, without KV and in no time."""
 
     default_aggregate = "last"
     probabilities = False

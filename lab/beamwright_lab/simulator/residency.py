@@ -1,6 +1,6 @@
-"""Simulated KV: residency without tensors, and prefills that only take time.
+"""Simulated KV cache: block accounting without tensors, and prefills that only take time.
 
-`SimulatedPrefill` leases what `models.TreeModel.prefill` does, by the same code.
+`SimulatedPrefill` runs the batching and leasing code of `models.TreeModel.prefill`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beamwright_lab.simulator.victims import LeastRecent
 
 
 class SimulatedResidency(CacheManager):
-    """CacheManager on ledgers alone; copies on the device take their time."""
+    """A CacheManager without tensors. Copies within the device advance the clock."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class SimulatedResidency(CacheManager):
 
 
 def _name_states(segment: Segment) -> None:
-    """Of what crosses the link, say that it is a state."""
+    """Mark the last transfer of a recurrent state's segment as such."""
     if segment.group.fixed and segment.transfers:
         segment.transfers[-1].kind = STATE
 
 
 def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
-    """How often the KV of these stores was where it was needed; None where there is none."""
+    """Return the cache hits of all these stores together; None without stores."""
     counts = [store.counts for store in stores]
     return CacheStats.of(sum(counts, start=Counters())) if counts else None
 
 
 class SimulatedPrefill:
-    """Computes the KV of several tokens behind stored paths; see `models.TreeModel.prefill`."""
+    """Simulates `models.TreeModel.prefill`: KV of new tokens behind stored paths."""
 
     def __init__(
         self, residency: SimulatedResidency, clock: VirtualClock, costs: RooflineCosts
@@ -97,7 +97,7 @@ class SimulatedPrefill:
         residency.recompute_segments = self._recompute
 
     def run(self, requests: Sequence[PrefillRequest]) -> None:
-        """Count the tokens of each request.
+        """Advance the clock by the prefill of these requests, and add their tokens to segments.
 
         Raises:
             CapacityError: if the KV budget cannot hold the new segments.

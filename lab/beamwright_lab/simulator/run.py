@@ -1,4 +1,4 @@
-"""Simulate one search under one schedule: the real loop and policies on a virtual clock."""
+"""Simulate one search under one schedule on a virtual clock."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from beamwright_lab.studies.clairvoyant import traffic_bound
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """One search under one schedule.
+    """Measurements of one search under one schedule.
 
     time_s, decode_s, verify_s, stall_s, both_s: see `Seconds`. io_share: stall_s / time_s.
-    dm_lower_bound_bytes: what must cross the link whatever the schedule (from the tree
-        and the budget alone), of the generator's KV.
-    load_bound_bytes, store_bound_bytes: the same both ways, in blocks and with a beam's growth, for
-        one who knows the whole tree; blind_store_bound_bytes: for one who keeps candidates until
-        they are scored (`cost.clairvoyant`; they do not hold for layer-wise).
-    h2d_state_bytes, d2h_state_bytes: of recurrent layers' states, of all that crossed.
-    cancelled: transfers that pruning made needless.
-    speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
-    goodput_tok_s: FlashTTS's precise goodput: mean tokens of a finished path over the mean seconds
-        to the end of its scoring.
-    device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
-        verifier's, on the device.
-    generator_cache, verifier_cache: how often KV was where it was needed; None where none is kept
-        or layers of it are streamed.
-    split_moves, split_moved_bytes: device memory that went from one model to the other.
+    dm_lower_bound_bytes: generator KV that must cross the link under any schedule, from the tree
+        and the budget alone.
+    load_bound_bytes, store_bound_bytes: tighter bounds per direction, in whole blocks, for a
+        schedule that knows the whole tree in advance.
+    blind_store_bound_bytes: the same for a schedule that keeps candidates until they are scored
+        (`studies.clairvoyant`; none of the three holds for layer-wise offloading).
+    h2d_state_bytes, d2h_state_bytes: recurrent states, included in h2d_bytes and d2h_bytes.
+    cancelled: transfers dropped because pruning made them unnecessary.
+    speculated_tokens, kept_tokens: speculative tokens, and those of steps that selection opened.
+    goodput_tok_s: FlashTTS's precise goodput: mean tokens of a finished path over the mean time
+        until it is scored.
+    device_peak_bytes, host_peak_bytes: most memory for the generator's KV.
+    verifier_peak_bytes: most device memory for the verifier's KV.
+    generator_cache, verifier_cache: KV cache hits; None with layer-wise streaming, or without this
+        model.
+    split_moves, split_moved_bytes: moves of device memory between the models' budgets.
     """
 
     time_s: float
@@ -77,11 +78,12 @@ def simulate(
     moments: Moments | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
-    """Run the search on a virtual clock that starts at 0.
+    """Simulate the search.
 
-    timeline: collects what ran when; it has to read the same clock. moments: collects what is in
-    use after every iteration, for `cost.known_future_loads`; not for layer-wise. progress: hears
-    of rounds and tokens.
+    clock: must stand at 0.
+    timeline: records when work ran; it must read the same clock.
+    moments: records KV in use, see `scripted_rows`; not with layer-wise offloading.
+    progress: is told about rounds and tokens.
 
     Raises:
         CapacityError: if the search does not fit under this schedule.
@@ -92,7 +94,7 @@ def simulate(
 
 
 def simulate_if_fits(case: Simulation, progress: Progress | None = None) -> SimulationResult | None:
-    """The same; None if the search does not fit under this schedule."""
+    """Simulate the search; return None if it does not fit under this schedule."""
     try:
         return simulate(case, progress=progress)
     except CapacityError:

@@ -1,8 +1,7 @@
-"""ScriptedRows: the rows of the running batch on a virtual clock; their steps are known beforehand.
+"""ScriptedRows: rows of the running batch with steps known in advance, on a virtual clock.
 
-Everything else of an engine - who is admitted, preempted and retired, what is leased, stored and
-fetched - is `decode.RunningBatch` itself. Between two of its decisions nothing can happen, so the
-clock moves over an iteration in one go.
+Admission, preemption and all KV management are those of the real `engine.batch.RunningBatch`. It
+decides nothing during an iteration, so the clock advances once per iteration.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from beamwright_lab.simulator.residency import SimulatedResidency
 
 _FORWARDED = object()
 
-# Blocks in use at one moment after the other.
+# A list with one entry whenever KV is stored: the segments in use, each with its blocks.
 Moments = list[dict[Segment, int]]
 
 
 class ScriptedRows:
-    """`Rows` that follow a script. tail_tokens: see `protocols.AttentionBackend`.
-    moments: collects what is in use whenever something is stored."""
+    """`Rows` that follow a script.
+
+    tail_tokens: size of a row's tail (KV before it is stored in a segment).
+    """
 
     held_bytes = 0
 
@@ -64,7 +65,7 @@ class ScriptedRows:
             self._arrange(running)
         counting = awaited(running)
         left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
-        # Seen a token late, except where nobody goes on.
+        # A row's end is noticed one token late, unless its path ends.
         last = max(n + (not self._scripts.step(row.node).stop.ends_path) for row, n in left.items())
         count = min(max_tokens, sorted(left.values())[enough - 1] + 1, last)
         grow = len(self._batch)
@@ -84,7 +85,7 @@ class ScriptedRows:
             self._moments.append({s: s.blocks_for(s.length) for s in used if s.length})
 
     def text(self, row: Row) -> str:
-        """A script has none."""
+        """Return an empty text: scripts have none."""
         del row
         return ""
 
@@ -95,7 +96,10 @@ class ScriptedRows:
         self.close()
 
     def _extend(self, row: Row, count: int) -> None:
-        """So many tokens, as far as the step goes; one more forwards its last one."""
+        """Add up to `count` tokens of the row's step.
+
+        If `count` is larger than what is left, the step's last token has been forwarded too.
+        """
         step = self._scripts.step(row.node)
         left = step.tokens - len(row.tokens)
         row.tokens += [0] * min(count, left)
@@ -105,7 +109,7 @@ class ScriptedRows:
                 row.hidden = _FORWARDED
 
     def _arrange(self, rows: Sequence[Row]) -> None:
-        """The present batch, and the tokens of its paths: read, and seen. Who has left is not."""
+        """Make these rows the batch, and count the KV tokens that their paths read and see."""
         self._batch = list(rows)
         self._seen = self._read = sum(row.node.start for row in rows)
         if self._costs.layout is Layout.TREE:

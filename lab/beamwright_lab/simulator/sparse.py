@@ -1,9 +1,10 @@
-"""A recorded search decoded sparsely with KV at home on the host: its rounds, in layer packs.
+"""Simulate sparse decoding of a recorded search with KV kept on the host (as in AsyncSpade).
 
-Decoding alone, in packs on three resources, each in order: the inference rank, the cache rank, and
-the link between them, both directions of it at once. Late is a wait: which tokens are chosen never
-depends on it. What a token costs comes from `studies.sparse`. Rows of a round are decoded in
-lineage order, as many at a time as have room for what they select.
+Layers are processed in packs on three resources: the inference rank, which decodes; the cache rank,
+which selects KV; and the link between them, both directions at once. A late selection makes the
+inference rank wait, but never changes which tokens are selected. Costs of a token come from
+`studies.sparse`. Only decoding takes time. A round's rows are decoded in lineage order, in batches
+whose selected KV fits the device.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.simulator.replay import path_ends
 from beamwright_lab.studies.sparse import Host, RankSeconds, SparseLoad, host_ranks
 
-# That are simulated of a stretch of equal tokens: the pipeline is full in the second half.
+# Tokens simulated for a batch in one state. The pipeline is full in the second half of them.
 _TOKENS = 8
 
 
 @dataclass(frozen=True)
 class SparseCase:
-    """A rule and a host. Keys, or bounds of pages, are scored there.
+    """A selection rule, a model shape, and the host that scores keys or page bounds.
 
-    A query that is not the token's own is known before the layer needs what it selects: that of the
-    layer before, or one predicted from tokens before.
+    Selections can be early if the rule's query is not the token's own, but the previous layer's or
+    one predicted from earlier tokens.
     """
 
     rule: SparseRule
@@ -36,17 +37,22 @@ class SparseCase:
     host: Host = field(default_factory=Host)
 
     def ranks(self, roofline: Roofline, load: SparseLoad) -> RankSeconds:
-        """Of one token of all rows."""
+        """Return the seconds of one token of all rows, per resource."""
         bounds = self.rule.how.scores != "keys"
         return host_ranks(roofline, self.shape, load, self.host, bounds=bounds)
 
 
 @dataclass(frozen=True)
 class SparseSearch:
-    """Seconds of decoding; of them the device waited `waited_s` for selections or whole paths.
+    """Result of `simulate_sparse`.
 
-    hidden_share: of the tokens of rows that selected, those of stretches in which no selection
-    came late (AsyncSpade, section 4.3); None where no row selected. rows: decoded at a time.
+    decode_s: seconds of decoding, waits included.
+    waited_s: those in which the device waited for selections or whole paths.
+    h2d_bytes: bytes from host to device.
+    rows: most rows decoded at a time.
+    selecting_tokens: tokens that attended to a selection.
+    hidden_share: share of `selecting_tokens` whose selections were never late (AsyncSpade, section
+        4.3); None without selections.
     """
 
     decode_s: float
@@ -59,8 +65,10 @@ class SparseSearch:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """So many tokens for each of the same rows. visible: tokens that they see in the middle of it,
-    in all; distinct: of them."""
+    """`tokens` tokens decoded by the same rows, until the next row ends.
+
+    visible: summed path lengths of the rows half-way; distinct: distinct tokens of these paths.
+    """
 
     tokens: int
     rows: int
@@ -71,7 +79,11 @@ class _Stretch:
 def simulate_sparse(
     tree: RecordedTree, roofline: Roofline, case: SparseCase, kv_budget_bytes: int
 ) -> SparseSearch | None:
-    """None where the device has no room for one row's selection, or for what still reads all."""
+    """Simulate the decoding of a search under sparse attention.
+
+    Returns None if the device cannot hold one row's selection, or the paths that are still too
+    short for selection.
+    """
     kv_bytes = roofline.model.kv_bytes_per_token
     ends = path_ends(tree)
     most = kv_budget_bytes // (case.rule.budget(max(ends.values())) * kv_bytes)
@@ -108,7 +120,7 @@ def simulate_sparse(
 
 
 def _token(ranks: RankSeconds, query: str, num_layers: int) -> tuple[float, float]:
-    """Seconds of a token of all rows, and of them those that the device waits, layer by layer."""
+    """Return the seconds of one token of all rows, and those of them spent waiting."""
     if query == "own":  # a layer's selection begins when the layer does
         late_s = ranks.cache_s + ranks.up_s + ranks.down_s
         return ranks.inference_s + late_s, late_s
@@ -128,7 +140,7 @@ def _rounds(tree: RecordedTree) -> list[list[RecordedNode]]:
 
 
 def _batches(tree: RecordedTree, most: int) -> Iterator[Sequence[RecordedNode]]:
-    """Even ones, in lineage order."""
+    """Split each round into batches of about equal size, at most `most`, in lineage order."""
     for nodes in _rounds(tree):
         count = -(-len(nodes) // most)
         for number in range(count):
@@ -136,7 +148,7 @@ def _batches(tree: RecordedTree, most: int) -> Iterator[Sequence[RecordedNode]]:
 
 
 def _distinct(tree: RecordedTree, batch: Sequence[RecordedNode]) -> int:
-    """Tokens of the paths before these steps, shared ones once."""
+    """Return the distinct tokens of the paths before these steps."""
     tokens = {node.lineage: node.tokens for node in tree.nodes}
     above = {node.lineage[:depth] for node in batch for depth in range(1, node.round)}
     return tree.prompt_tokens + sum(tokens[lineage] for lineage in above)
@@ -145,7 +157,7 @@ def _distinct(tree: RecordedTree, batch: Sequence[RecordedNode]) -> int:
 def _stretches(
     tree: RecordedTree, batch: Sequence[RecordedNode], ends: dict[tuple[int, ...], int]
 ) -> Iterator[_Stretch]:
-    """Rows end one after the other: between two ends they are the same."""
+    """Split the decoding of a batch at the ends of its rows."""
     done = 0
     for end in sorted({node.tokens for node in batch}):
         rows = [node for node in batch if node.tokens >= end]
@@ -163,7 +175,7 @@ def _stretches(
 
 
 def in_packs(whole: RankSeconds, num_layers: int, pack_layers: int) -> list[RankSeconds]:
-    """A token's seconds in packs of so many layers; the last may have fewer."""
+    """Divide a token's seconds among packs of `pack_layers` layers; the last may be smaller."""
     packs = []
     for first in range(0, num_layers, pack_layers):
         share = min(pack_layers, num_layers - first) / num_layers
@@ -174,11 +186,11 @@ def in_packs(whole: RankSeconds, num_layers: int, pack_layers: int) -> list[Rank
 
 @dataclass(frozen=True)
 class PacksRun:
-    """Of the second half of the tokens, when the pipeline is full.
+    """Means over the second half of the tokens, when the pipeline is full.
 
-    token_s: time per output token. waited_s: of it, the inference rank waited for a selection.
-    margin_s: least time by which a selection was there before the inference rank was; negative
-    where it came late.
+    token_s: time per output token.
+    waited_s: part of it in which the inference rank waited for a selection.
+    margin_s: least time between the arrival of a selection and its use; negative if late.
     """
 
     token_s: float
@@ -193,15 +205,15 @@ def simulate_packs(
     distance: int | None = None,
     selection_s: float = 0.0,
 ) -> PacksRun:
-    """Decode so many tokens of all rows, two at least, pack after pack.
+    """Simulate decoding `num_tokens` (2 or more) tokens of all rows, pack by pack.
 
-    distance: what a pack attends to is chosen by queries that leave when the pack so many before
-        it ends. Default: all of a token, so that the same pack of the token before chooses
-        (AsyncSpade); 2: by what enters the pack before it. The first selections are there.
-    selection_s: of a token, seconds in which the inference rank chooses itself (Quest).
+    distance: a pack's selection is computed from queries sent at the end of the pack `distance`
+        packs earlier. None: the same pack of the previous token (AsyncSpade). 2: the input of the
+        previous pack. The first `distance` selections are available at once.
+    selection_s: seconds per token in which the inference rank itself selects (Quest).
     """
     distance = len(packs) if distance is None else distance
-    ready = [0.0] * distance  # of pack number i, over all tokens
+    ready = [0.0] * distance  # when the selection for pack i arrives, counted over all tokens
     ends: list[float] = []
     waits: list[float] = []
     margins: list[float] = []

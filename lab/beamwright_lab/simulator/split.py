@@ -1,8 +1,8 @@
-"""How generator and verifier share one KV memory (FlashTTS, arXiv 2509.00195, section 4.3).
+"""How generator and verifier share KV memory (FlashTTS, arXiv 2509.00195, section 4.3).
 
-T_tot, Eq. 1, the search over batch sizes on the memory boundary, and the other strategy, in which
-each model has all of it in turn and the idle one's KV is on the host. They know counts, not trees;
-`moving_split` is what moves memory by them while a search is simulated.
+The paper has two strategies: a split found by searching batch sizes (T_tot, Eq. 1), and offloading,
+where each model gets all memory in turn and the idle model's KV goes to the host. `moving_split`
+applies them, or the engine's own, during a simulated search.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
 from beamwright.tree import Node
 
-_LEAST_GAIN = 0.02  # of the seconds of a round, by the cost model
-_LEAST_MOVE = 0.05  # of the memory
+# Memory moves only if a round gets faster by this share, and if it is this share of all memory.
+_LEAST_GAIN = 0.02
+_LEAST_MOVE = 0.05
 
 
 @dataclass(frozen=True)
 class Stage:
     """One model's part of a round, per request (a beam).
 
-    new_tokens: that it encodes (S of the verifier) or writes (S_dec of the generator).
-    context_tokens: of the path before them, whose KV is there already; the paper has none.
-    held_tokens: whose KV the device must hold for it when the stage ends: context and new tokens,
-    or less where requests share them. KVBytes(1, S) is that times the bytes of a token.
+    new_tokens: tokens that it encodes (the verifier's S) or decodes (the generator's S_dec).
+    context_tokens: tokens before these that have KV already; 0 in the paper.
+    held_tokens: tokens of KV on the device at the end of the stage: context and new tokens, or
+        fewer if requests share prefixes.
     """
 
     roofline: Roofline
@@ -40,17 +41,17 @@ class Stage:
 
     @property
     def kv_bytes(self) -> float:
-        """KVBytes(1, S): what one request holds."""
+        """KVBytes(1, S): KV bytes of one request."""
         return self.held_tokens * self.roofline.model.kv_bytes_per_token
 
     def prefill_s(self, batch: int) -> float:
-        """T_roof of a batch whose new tokens are encoded."""
+        """Return T_roof: the seconds to encode the new tokens of `batch` requests."""
         new = self.new_tokens
         seen = batch * new * (self.context_tokens + (new + 1) / 2)
         return self.roofline.decode_step(batch * new, batch * self.held_tokens, seen)
 
     def decode_token_s(self, batch: int) -> float:
-        """T_roof of a token for each request of a batch, half-way through the stage."""
+        """Return T_roof of decoding one token of `batch` requests, half-way through the stage."""
         half = self.new_tokens / 2
         read, seen = self.held_tokens - half, self.context_tokens + half
         return self.roofline.decode_step(batch, batch * read, batch * seen)
@@ -60,8 +61,8 @@ class Stage:
 class SplitCase:
     """N requests that are decoded, then scored.
 
-    keeps_kv: of earlier rounds, so that what has no room comes back for every round. The paper has
-    none of that: its requests are computed from their first token.
+    keeps_kv: KV of earlier rounds is kept, and each round loads what did not fit the device. False
+        in the paper, which computes requests from their first token.
     """
 
     num_requests: int
@@ -78,10 +79,10 @@ def tree_case(
     verifier: tuple[ModelCosts, float],
     hardware: HardwareProfile,
 ) -> SplitCase:
-    """The next round of a search whose beams share prefixes; both models keep their KV.
+    """Describe the next round of a tree search, in which both models keep their KV.
 
-    path_tokens: the mean length of the beams' paths. generator, verifier: each with the distinct
-    tokens of all paths, in its own tokens.
+    path_tokens: mean length of the beams' paths.
+    generator, verifier: each model with the number of distinct tokens in all paths.
     """
 
     def stage(model: ModelCosts, union_tokens: float) -> Stage:
@@ -93,9 +94,9 @@ def tree_case(
 
 @dataclass(frozen=True)
 class Split:
-    """Batch sizes, the bytes of KV that they give each model, and the round's seconds.
+    """Batch sizes and KV budgets of both models, and the resulting time of a round.
 
-    overhead_s: of `total_s`, what moving KV between device and host takes.
+    overhead_s: part of `total_s` for moving KV between device and host.
     """
 
     prefill_batch: int
@@ -107,17 +108,19 @@ class Split:
 
 
 def decode_capacity(case: SplitCase, memory_bytes: int, prefill_batch: int) -> int:
-    """Eq. 1: the most requests that can be decoded together beside `prefill_batch` of the
-    verifier's; no more than there are."""
+    """Return the requests that can be decoded together if the verifier holds `prefill_batch`.
+
+    This is Eq. 1, limited to the number of requests.
+    """
     left = memory_bytes - prefill_batch * case.verifier.kv_bytes
     return min(case.num_requests, int(max(0.0, left) // case.generator.kv_bytes))
 
 
 def best_split(case: SplitCase, memory_bytes: int) -> Split | None:
-    """The least T_tot over all pairs of batch sizes that fit; None if no pair does.
+    """Return the split with the least T_tot over all batch sizes; None if none fits.
 
-    Only sizes of `_even_batches` can win, about twice the square root of N of them. Beside each of
-    the verifier's, decoding has what Eq. 1 leaves; ties go to the larger such capacity.
+    Only the sizes of `_even_batches`, about 2 * sqrt(N), can be best. Ties go to the larger
+    decoding capacity.
     """
     decodes = _decodes(case, memory_bytes)
     best: tuple[float, int, int, int] | None = None
@@ -136,10 +139,10 @@ def best_split(case: SplitCase, memory_bytes: int) -> Split | None:
 
 
 def in_turn(case: SplitCase, memory_bytes: int) -> Split:
-    """Each model may have all the memory while it runs (section 4.3.2).
+    """Return the cost of giving each model all memory in turn (offloading, section 4.3.2).
 
-    What the idle one holds leaves the device as far as the other needs the room, and comes back
-    for its turn. KV that the host has already does not leave again, so that what is new does.
+    The idle model's KV leaves the device as far as the other model needs the room, and is loaded
+    again for its turn. Only new KV is written to the host.
 
     Raises:
         InputError: if one request of either model does not fit.
@@ -148,13 +151,13 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
     for stage, name in zip(stages, ("verifier", "generator"), strict=True):
         if stage.kv_bytes > memory_bytes:
             raise InputError(
-                f"one path of the {name} takes {format_bytes(int(stage.kv_bytes))} of KV; there "
-                f"is room for {format_bytes(memory_bytes)}"
+                f"KV memory too small: one path of the {name} needs "
+                f"{format_bytes(int(stage.kv_bytes))}, there are {format_bytes(memory_bytes)}"
             )
     needs = [count * stage.kv_bytes for stage in stages]
     swapped = max(0.0, sum(min(need, memory_bytes) for need in needs) - memory_bytes)
     overhead_s = 0.0
-    for stage in stages:  # what is new of a stage has to leave, too
+    for stage in stages:
         new_bytes = count * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
         overhead_s += stage.roofline.move(swapped, Direction.H2D)
         overhead_s += stage.roofline.move(min(new_bytes, swapped), Direction.D2H)
@@ -166,7 +169,7 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
 
 
 def fixed_split(case: SplitCase, generator_bytes: int, verifier_bytes: int) -> Split | None:
-    """The same for budgets that are given; None if a request of either model does not fit."""
+    """Return the best batch sizes for given budgets; None if a request does not fit."""
     if verifier_bytes < case.verifier.kv_bytes or generator_bytes < case.generator.kv_bytes:
         return None
     prefill_s, prefill = min(_prefills(case, verifier_bytes))
@@ -176,14 +179,14 @@ def fixed_split(case: SplitCase, generator_bytes: int, verifier_bytes: int) -> S
 
 
 def _prefills(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
-    """Seconds and the verifier's batch, of every size that fits and can win."""
+    """Return (seconds, batch size) of the verifier for every size that fits and can be best."""
     count, stage = case.num_requests, case.verifier
     sizes = _even_batches(count, int(memory_bytes // stage.kv_bytes))
     return [(-(-count // batch) * stage.prefill_s(batch), batch) for batch in sizes]
 
 
 def _decodes(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
-    """The same of the generator, batches negative: of equally fast ones the largest is least."""
+    """Return (seconds, -batch size) of the generator; `min` then breaks ties by larger size."""
     count, stage = case.num_requests, case.generator
     sizes = _even_batches(count, int(memory_bytes // stage.kv_bytes))
     token_s = [(-(-count // batch) * stage.decode_token_s(batch), -batch) for batch in sizes]
@@ -191,10 +194,10 @@ def _decodes(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
 
 
 def _even_batches(num_requests: int, most: int) -> Iterator[int]:
-    """Sizes up to `most`, the largest first, that take no more rounds than any smaller one.
+    """Yield, for each possible number of batches, the smallest batch size, up to `most`.
 
-    T_roof grows with a batch, and T_tot counts the last one as full: of all sizes with the same
-    number of rounds the smallest is the fastest, and needs the least memory.
+    Larger sizes with the same number of batches are slower, because T_tot counts the last batch as
+    full. They also need more memory.
     """
     most = min(num_requests, most)
     while most > 0:
@@ -204,9 +207,9 @@ def _even_batches(num_requests: int, most: int) -> Iterator[int]:
 
 
 def _verifier_bytes(case: SplitCase, memory_bytes: int, prefill: int, capacity: int) -> int:
-    """The verifier's part: its batch, and of what decoding cannot use what it could still hold.
+    """Return the verifier's budget: its batch, and memory that decoding cannot use.
 
-    What is left when both hold everything is divided like what they hold.
+    If all requests of both models fit, the rest is divided in proportion to their KV.
     """
     verifier = prefill * case.verifier.kv_bytes
     spare = memory_bytes - verifier - capacity * case.generator.kv_bytes
@@ -218,7 +221,7 @@ def _verifier_bytes(case: SplitCase, memory_bytes: int, prefill: int, capacity: 
 
 
 def _with_loads(case: SplitCase, split: Split) -> Split:
-    """With what has to come back each round of KV that is kept, and for which there is no room."""
+    """Add the seconds to load, each round, the kept KV that does not fit the device."""
     overhead_s = _load_s(case, case.verifier, split.verifier_bytes)
     overhead_s += _load_s(case, case.generator, split.generator_bytes)
     return replace(split, total_s=split.total_s + overhead_s, overhead_s=overhead_s)
@@ -235,15 +238,17 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
 
 
 class Offload(MovingSplit):
-    """Whoever runs next gets everything."""
+    """A moving split that gives all memory to the model that runs next."""
 
     def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
         return self.total_bytes
 
 
 class BySearch(Offload):
-    """The search over batch sizes decides again before every round how large the parts are, or that
-    both models take turns, if that is faster. costs: of generator and verifier."""
+    """A moving split by the paper's search: before each round, the best budgets or taking turns.
+
+    costs: of generator and verifier.
+    """
 
     def __init__(
         self,
@@ -278,7 +283,7 @@ class BySearch(Offload):
         super()._make_room(store, idle, needed_bytes, nodes, beams)
 
     def _choose(self, beams: Sequence[Node]) -> None:
-        """The faster of two parts and of turns."""
+        """Choose the faster strategy for this round, and set the budgets."""
         total = self.total_bytes
         generator, verifier = (
             (costs, store.held_bytes / store.device.bytes_per_token)
@@ -293,14 +298,14 @@ class BySearch(Offload):
             self._hardware,
         )
         best, turns = best_split(case, total), None
-        with suppress(InputError):  # not one path fits on average
+        with suppress(InputError):  # one path of mean length does not fit
             turns = in_turn(case, total)
         self._takes_turns = turns is not None and (best is None or turns.total_s < best.total_s)
         if self._takes_turns or best is None:
             return
         least = self._least(self._generator, beams)
         most = total - self._least(self._verifier, beams)
-        if least > most:  # nobody can be sure of a path: as in the beginning
+        if least > most:  # both models' longest paths do not fit: restore the first budgets
             self._give(self._generator, self._first_bytes)
             return
         wanted = min(most, max(best.generator_bytes, least))
@@ -322,7 +327,11 @@ def moving_split(
     *,
     scores_early: bool,
 ) -> MovingSplit:
-    """split: `auto`, the engine's; `offload`, or `roofline` by these costs, FlashTTS's."""
+    """Create a moving split.
+
+    split: "auto": the engine's strategy. "roofline", "offload": FlashTTS's.
+    stores: of generator and verifier.
+    """
     if split == "roofline":
         return BySearch(costs, hardware, *stores, most_step_tokens, scores_early=scores_early)
     kind = Offload if split == "offload" else MovingSplit

@@ -1,7 +1,6 @@
-"""Trees that no model wrote: grown by the real strategies from drawn lengths and scores.
+"""Synthetic search trees: real strategies on random step lengths and scores, without a model.
 
-Knows distributions; no text, no KV. The trees have the shape of a search with these settings, for
-machines and sizes on which none has been recorded.
+They stand for searches with models and sizes for which no tree was recorded.
 """
 
 from __future__ import annotations
@@ -29,25 +28,24 @@ from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 
 Survival = Literal["random", "score"]
 
-_MOST_STEPS = 2**18  # about 1 ms each and schedule, on a CPU: minutes
+_MOST_STEPS = 2**18  # a simulation takes about 1 ms per step and schedule
 
 
 @dataclass(frozen=True)
 class SyntheticSearch:
-    """A search to be made up.
+    """Settings of a synthetic search.
 
-    step_tokens: of every step, or their mean where `step_sigma`, the standard deviation of the
-        logarithm of a lognormal length, is not 0.
-    step_limits: most tokens of the first, second, ... step, the last for the rest: longer steps
-        are cut.
-    survival: "random" keeps any candidates; "score" those with the best scores, which children
-        inherit from their parents up to noise. inherited: which share; with much few families
-        survive.
-    options: of the search, by name.
-    max_rounds: as of a real search; None for as many as paths have tokens.
+    generate_tokens: tokens of every path after the prompt.
+    step_tokens: mean length of a step.
+    step_sigma: standard deviation of the logarithm of the lognormal length; 0: equal lengths.
+    step_limits: most tokens of the first, second, ... step; the last entry is for all later steps.
+    survival: "random": scores are independent. "score": a child inherits part of its parent's.
+    inherited: weight of the parent's score. With a large one, few families survive.
+    options: further `SearchSettings`, by name.
+    max_rounds: None: unlimited.
 
     Raises:
-        InputError: if a number is out of range.
+        InputError: if a number is out of range, or the tree would be too large.
     """
 
     num_beams: int
@@ -71,16 +69,16 @@ class SyntheticSearch:
         steps = self.num_beams * -(-self.generate_tokens // self.step_tokens)
         if steps > _MOST_STEPS:
             raise InputError(
-                f"--n {self.num_beams} paths of {self.generate_tokens} tokens are about {steps:,} "
-                f"steps of --step-tokens {self.step_tokens}; a made-up tree has at most "
-                f"{_MOST_STEPS:,}"
+                f"synthetic tree too large: --n {self.num_beams} paths of {self.generate_tokens} "
+                f"tokens in steps of {self.step_tokens} are about {steps:,} steps, the limit is "
+                f"{_MOST_STEPS:,}. Lower --n or raise --step-tokens."
             )
         if not (math.isfinite(self.step_sigma) and self.step_sigma >= 0):
-            raise InputError(f"the spread of step lengths cannot be {self.step_sigma}")
+            raise InputError(f"step_sigma is {self.step_sigma}; must be finite and at least 0")
 
 
 def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
-    """The tree of a made-up search; equal settings give equal trees.
+    """Generate the tree of a synthetic search; equal settings give equal trees.
 
     Raises:
         InputError: if `width` does not divide `num_beams`.
@@ -102,7 +100,7 @@ def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
 
 
 def foresight(search: SyntheticSearch) -> Foresees | None:
-    """What the strategy of a made-up search says beforehand of its selection, if it does."""
+    """Return the search's strategy if it can predict its own selection, else None."""
     strategy = make_strategy(_settings(search))
     return strategy if isinstance(strategy, Foresees) else None
 
@@ -133,7 +131,7 @@ def _settings(search: SyntheticSearch) -> SearchSettings:
 
 
 class _Chance(StepWriter):
-    """A step writer that draws lengths, and a verifier that draws scores."""
+    """A step writer with random step lengths, and a verifier with random scores."""
 
     default_aggregate, probabilities, counts = "last", False, Counters()
     running_nodes: frozenset[Node] = frozenset()
@@ -154,10 +152,10 @@ class _Chance(StepWriter):
         return ScheduleView(beams)
 
     def cancel(self, nodes: Sequence[Node]) -> None:
-        """Nothing is under way."""
+        """Do nothing: no step is ever in progress."""
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Nothing is held."""
+        """Do nothing: nodes hold no KV."""
 
     def iterate(self) -> list[Event]:
         decoded, self._nodes = [self._decode(node) for node in self._nodes], []

@@ -1,8 +1,7 @@
-"""SimulatedVerifier: `verify.PrmVerifier` on a virtual clock: a score costs what its prefill costs.
+"""SimulatedVerifier: a process reward model on a virtual clock; scoring takes a prefill's time.
 
-Knows a script, a residency of its own and what things cost. As in `verify.prm`, every step is
-encoded behind its parent's KV; prefills are leased and batched by the same
-code (`models.prefill`).
+As in `verify.PrmVerifier`, every step is encoded behind its parent's KV, by the code of
+`models.prefill`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ _OWNER = "verifier"
 
 @dataclass(frozen=True)
 class VerifierCase:
-    """A verifier to be simulated beside the generator, on the same device and link.
+    """A verifier to simulate on the generator's device and link.
 
-    costs: of the device with this model. kv_budget_bytes: device KV for it alone, and each copy.
-    copies: that score at a time, where scoring is beside decoding. own_cards: each copy runs on a
-    card of its own, not on the generator's.
+    costs: times of this model's operations.
+    kv_budget_bytes: device memory for the KV of each copy.
+    copies: number of concurrent verifiers, with `Simulation.overlap`.
+    own_cards: each copy runs on its own device.
     """
 
     model: ModelCosts
@@ -40,14 +40,11 @@ class VerifierCase:
 
 
 class SimulatedVerifier:
-    """A `Verifier` whose scores are the script's. Owns the `verifier` handles.
+    """A `Verifier` that returns the script's scores.
 
-    Its tokenizer is taken to make as many tokens of a step as the generator's, and one more: the
-    mark that ends a step, or the token before it that a head looks back at.
+    It encodes `MARK_TOKENS` more per step than the generator.
 
-    traits: as reward models, it may be asked about steps that were decoded ahead, which
-    `ScheduleSettings.verify_ahead` says.
-    num_calls, num_steps: of `score`, and the steps in them.
+    num_calls, num_steps: calls of `score`, and steps scored.
     """
 
     traits = Traits(beside_decoding=True, takes_paths=True)
@@ -66,7 +63,7 @@ class SimulatedVerifier:
         self._recomputes = host is not None and host.recompute
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """The script's scores, once their KV and time are counted.
+        """Return the script's scores, and count KV and time of their prefill.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
@@ -101,7 +98,10 @@ class SimulatedVerifier:
 
 
 def _path(node: Node | None, fresh: Mapping[Segment, int]) -> Path:
-    """fresh: lengths that segments will have."""
+    """Return the node's path.
+
+    fresh: final lengths of segments that are still empty.
+    """
     if node is None:
         return ()
     segments: list[Segment] = [each.handles[_OWNER] for each in node.path()]

@@ -1,8 +1,8 @@
-"""Whose KV leaves the device first, in orders that the engine does not have: vLLM's, and by costs.
+"""Eviction orders to compare with the engine's, in simulations only.
 
-The engine lets go what the round does not use, then what it uses last (`schedule.forest`); that is
-`tree` here. Decoupled exploration's thesis has vLLM's least recently used (`lru`); `cost` is what
-is cheapest to have again. An instrument: the simulator alone knows them.
+`tree` is the engine's order: KV that the round does not use, then KV used last in it. `lru` is
+vLLM's, least recently used, as in the thesis on decoupled exploration. `cost` evicts KV first that
+is cheapest to restore.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Victims = Literal["tree", "lru", "cost"]
 def least_recent_order(
     candidates: Iterable[K], last_touch: Mapping[K, int], start: Mapping[K, int]
 ) -> list[K]:
-    """vLLM's order: least recently used first; of those, the one behind the longest prefix.
+    """Sort as vLLM does: least recently used first, ties by the longest prefix.
 
-    last_touch: a tick that grows. start: tokens before it in its path.
+    last_touch: increasing number of the last use.
+    start: tokens before the candidate in its path.
     """
     return sorted(candidates, key=lambda key: (last_touch[key], -start[key]))
 
@@ -32,21 +33,22 @@ def least_recent_order(
 def cheapest_order(
     order: Sequence[K], next_use: Mapping[K, int], return_cost: Mapping[K, float]
 ) -> list[K]:
-    """What the rest of the round does not use, then the others; of each the cheapest first.
+    """Sort candidates that the round still uses last, and each part by cost, cheapest first.
 
-    order: decides between those that cost the same. return_cost: of having it again, per block.
+    order: candidates in the order that breaks ties.
+    return_cost: cost per block of restoring a candidate.
     """
     return sorted(order, key=lambda key: (key in next_use, return_cost[key]))
 
 
 @dataclass
 class LeastRecent(HostTier):
-    """What was held, leased or written last leaves last."""
+    """A host tier that evicts the least recently pinned, leased or written KV first."""
 
     touched: WeakKeyDictionary[Segment, int] = field(default_factory=WeakKeyDictionary)
 
     def touch(self, segments: Iterable[Segment], tick: int) -> None:
-        """They are in use."""
+        """Record that these segments are used at `tick`."""
         self.touched.update(dict.fromkeys(segments, tick))
 
     def in_order(
@@ -59,8 +61,11 @@ class LeastRecent(HostTier):
 
 
 class Cheapest(HostTier):
-    """By what it costs to have a segment again, per block that its leaving frees: in tokens to
-    compute, or in blocks to copy, back, and to the host if they are not there."""
+    """A host tier that evicts the KV first that is cheapest to restore, per freed block.
+
+    The cost is in tokens to recompute, or in blocks to copy: back to the device, and before that
+    to the host if not stored there.
+    """
 
     def in_order(
         self, segments: Iterable[Segment], next_use: Mapping[Segment, int]

@@ -143,5 +143,5 @@ def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
 def test_where_one_model_at_a_time_fits_it_is_in_turn_and_where_no_path_does_that_is_said(gpu):
     assert split.best_split(make_case(gpu), 30 * 2**20) is None
     assert split.in_turn(make_case(gpu), 30 * 2**20).prefill_batch == 1
-    with pytest.raises(InputError, match=r"one path of the verifier takes 28\.0 MiB of KV"):
+    with pytest.raises(InputError, match=r"one path of the verifier needs 28\.0 MiB"):
         split.in_turn(make_case(gpu), 20 * 2**20)
