@@ -1,8 +1,8 @@
-"""Blocks under vLLM's rules: Figures 5.3 and 6.2 of the decoupled-exploration thesis, simulated.
+"""Simulate vLLM's cache thrashing: Figures 5.3 and 6.2 of the thesis on decoupled exploration.
 
-Two vLLM instances with prefix caches share a card as in `cache`; every turn all problems in flight
-have their steps decoded, then scored, and problems join as others end (4.3.3). Prompts are chunked
-and mixed into decode passes, as vLLM does and this engine does not.
+Two vLLM instances with prefix caches share a card, with the memory of `cache`. In every turn, the
+steps of all problems in flight are decoded, then scored. New problems join as others end (4.3.3).
+As in vLLM, and unlike this engine, prompts are chunked and mixed into decode passes.
 
     python -m beamwright_lab.decoupled.blocks --problems 16 --splits 0.2 0.29
 """
@@ -39,10 +39,12 @@ BLOCK_TOKENS = 16
 
 
 class SeenBlocks(PrefixBlocks):
-    """Alg. 1: a block that was seen, has left the cache and is computed again counts as thrashing.
+    """A block pool that counts thrashing (Alg. 1): blocks computed again after they left the cache.
 
-    As printed `CacheBlocks` only grows, and nothing would ever count: here it is what is cached.
-    processed: blocks that were found, or filled. thrash: of these.
+    The printed `CacheBlocks` only grows, so nothing would ever count. Here it is what is cached.
+
+    processed: blocks that were hit or filled.
+    thrash: those of them that had been evicted.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -64,7 +66,10 @@ class SeenBlocks(PrefixBlocks):
 
 
 class WatchedEngine(VllmEngine):
-    """vLLM with the thesis's counters. held: blocks that requests have at each scheduling step."""
+    """vLLM with the thesis's counters.
+
+    held: blocks that requests hold, at each scheduling step.
+    """
 
     pool: SeenBlocks
 
@@ -79,7 +84,7 @@ class WatchedEngine(VllmEngine):
 
 
 class Instance:
-    """A model in a vLLM of its own, on its own clock; KV is read row by row, as vLLM does."""
+    """A vLLM instance with its own clock. Attention reads KV row by row."""
 
     def __init__(self, name: str, card: HardwareProfile, num_bytes: int) -> None:
         model = ModelCosts.of(NAMED_SHAPES[name], 2)
@@ -103,7 +108,7 @@ class Instance:
 
 @dataclass
 class _Problem:
-    """A search under way: the requests of its rounds, by paths of its own."""
+    """A search in flight: the requests of its remaining rounds, with the problem id in paths."""
 
     rounds: Iterator[list[StepRequest]]
 
@@ -120,7 +125,7 @@ class _Problem:
 def run(
     trees: Sequence[RecordedTree], card: HardwareProfile, memory: Memory, in_flight: int
 ) -> tuple[Instance, Instance]:
-    """All searches, so many at a time."""
+    """Run all searches, `in_flight` at a time; return generator and verifier."""
     generator = Instance(GENERATOR, card, memory.generator)
     verifier = Instance(VERIFIER, card, memory.verifier)
     waiting, live = [_Problem.of(tree) for tree in trees], list[_Problem]()
@@ -138,7 +143,7 @@ def run(
 def rows(
     trees: Sequence[RecordedTree], card: str, splits: Sequence[float], in_flight: int | None = None
 ) -> list[dict[str, Any]]:
-    """A row per split: throughput (Figure 5.2), blocks (5.3) and thrashing (6.2) of both models."""
+    """Return throughput (Figure 5.2), blocks (5.3) and thrashing (6.2), a row per split."""
     found, tokens = [], sum(node.tokens for tree in trees for node in tree.nodes)
     for split in splits:
         profile = find_profile(card)
@@ -156,8 +161,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--problems", type=int, default=48)
     parser.add_argument("--card", choices=CARDS, default="rtx-4090")
-    parser.add_argument("--splits", nargs="+", type=float)
-    parser.add_argument("--in-flight", type=int)
+    parser.add_argument("--splits", nargs="+", type=float, help="the generator's share of the card")
+    parser.add_argument("--in-flight", type=int, help="problems at a time (default: by card)")
     args = parser.parse_args()
     splits = args.splits or SPLITS[args.card]
     found = rows(searches(args.problems), args.card, splits, args.in_flight)

@@ -1,14 +1,17 @@
-"""The cache study of the decoupled-exploration thesis (chapters 5 to 8), simulated.
+"""Simulate the cache study of the thesis on decoupled exploration (chapters 5 to 8).
 
-A generator of 1B and a reward model of 8B parameters on one card, problems in flight together,
-beam search of width 4 and at most 40 steps. Memory is split as the thesis splits it: by the part
-of the card that the generator has, weights and activations included (`gpu_memory_utilization`).
-KV that leaves is computed again, as in vLLM; `--evict host` has it come back from host memory.
+A 1B generator and an 8B reward model share one card. Problems are in flight together; beam search
+has width 4 and at most 40 steps. The split is the generator's share of the card, weights and
+activations included (vLLM's `gpu_memory_utilization`). Evicted KV is recomputed, as in vLLM, or
+with `--evict host` loaded from host memory.
 
-split: hit rate of both models, thrashing and throughput against the split, under three rules of
-eviction (Figures 5.2, 6.1, 6.2). crowd: the same against problems in flight. batches: tokens
-per request, and of a forward pass (7.1, 7.3). sizes: throughput against the size of a batch (7.2).
-hybrid: decode steps that a prompt joins (8.1). The last two are the cost model's, without a search.
+The results have five tables:
+
+- split: hit rates, thrashing and throughput by split and eviction order (Figures 5.2, 6.1, 6.2)
+- crowd: the same by problems in flight
+- batches: tokens per request and per forward pass (7.1, 7.3)
+- sizes: throughput by batch size (7.2), from the cost model alone
+- hybrid: decode steps with a prompt in the same pass (8.1), from the cost model alone
 """
 
 from __future__ import annotations
@@ -39,21 +42,21 @@ from beamwright_lab.simulator.victims import Victims
 
 GIB = 2**30
 GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"
-# Each card with how many problems are in flight there.
+# Problems in flight by default, per card.
 CARDS = {"rtx-4090": 16, "a100-80gb": 64}
 SPLITS = {
     "rtx-4090": (0.125, 0.14, 0.16, 0.18, 0.20, 0.22, 0.24, 0.26, 0.28, 0.29),
     "a100-80gb": (0.05, 0.06, 0.08, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7),
 }
 VICTIMS: tuple[Victims, ...] = ("lru", "tree", "cost")
-USABLE = 0.95  # of the card, as in the thesis
+USABLE = 0.95  # share of the card's memory, as in the thesis
 N, WIDTH, MOST_DEPTH = 16, 4, 40
 PROMPT, STEP, SPREAD, SHORTEST, LONGEST = 200, 40, 0.6, 200, 900
-SCHEDULED_TOKENS = 2048  # the most of a pass: vLLM's max_num_batched_tokens by default
+SCHEDULED_TOKENS = 2048  # most tokens of a pass: vLLM's default of max_num_batched_tokens
 TOKENS_PER_REQUEST = (1, 16, 32, 64, 128, 256)
 BATCH_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PATH = 600  # tokens of a path in the middle of a search
-SHARING = 4  # candidates that go on from one path
+SHARING = 4  # candidates that extend one path
 CROWDS = (1, 4, 8, 16, 32, 48)
 CROWDED = "rtx-4090", 0.2
 SPLIT_COLUMNS = (
@@ -66,7 +69,7 @@ SPLIT_COLUMNS = (
 
 
 def searches(num_problems: int) -> list[RecordedTree]:
-    """Made-up trees, some short and some long; none deeper than the thesis allows."""
+    """Generate trees of different path lengths, none deeper than the thesis allows."""
     found: list[RecordedTree] = []
     seed = 0
     while len(found) < num_problems:
@@ -83,14 +86,17 @@ def searches(num_problems: int) -> list[RecordedTree]:
 
 @dataclass(frozen=True)
 class Memory:
-    """KV of each model, in bytes, where the generator has a part of the card for itself."""
+    """Bytes of KV memory of each model."""
 
     generator: int
     verifier: int
 
     @classmethod
     def of(cls, card: HardwareProfile, split: float) -> Memory:
-        """split: the generator's part, its weights and activations included."""
+        """Divide a card's memory.
+
+        split: the generator's share, its weights and activations included.
+        """
         total = card.device_memory_bytes
         own, other = (
             model.weights + model.activations(N * WIDTH)
@@ -101,7 +107,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class CountedCosts(RooflineCosts):
-    """Costs that note how many tokens each forward pass computes."""
+    """Roofline costs that count forward passes by their number of tokens."""
 
     passes: Counter[int] = field(default_factory=Counter, kw_only=True)
 
@@ -112,9 +118,10 @@ class CountedCosts(RooflineCosts):
 
 @dataclass(frozen=True)
 class Found:
-    """One run: tokens a second, the verifier's part of the time, both caches, both models' passes.
+    """Measurements of one simulated run.
 
-    passes: how many had so many tokens.
+    verify_share: share of the time in which the verifier computes.
+    passes: forward passes of both models, counted by tokens per pass.
     """
 
     tok_s: float
@@ -137,7 +144,7 @@ def run(
     victims: Victims = "tree",
     **schedule: Any,
 ) -> Found | None:
-    """All searches, so many at a time; None if one does not fit."""
+    """Simulate all searches, `in_flight` at a time; return None if one does not fit."""
     models = [ModelCosts.of(NAMED_SHAPES[name], 2) for name in (GENERATOR, VERIFIER)]
     costs = [CountedCosts(Roofline(model, card), Layout.TREE) for model in models]
     settings = ScheduleSettings(
@@ -179,8 +186,11 @@ def run(
 def split_row(
     card: str, in_flight: int, victims: str, split: float, memory: Memory, found: Found | None
 ) -> dict[str, Any]:
-    """One run. thrash: of the tokens that were needed, those that had left; again: of the blocks
-    that left, those that were needed again."""
+    """Return the table row of one run.
+
+    Column "thrash" is the share of needed tokens that had been evicted; "again" is the share of
+    evicted blocks that were needed again.
+    """
     row: dict[str, Any] = {
         "card": card,
         "in flight": in_flight,
@@ -204,7 +214,7 @@ def split_row(
 
 
 def batch_rows(card: str, trees: Sequence[RecordedTree], found: Found) -> Iterator[dict[str, Any]]:
-    """Requests by their tokens in a pass, and passes by their tokens, as shares."""
+    """Yield per model: shares of requests by tokens per pass, and quantiles of tokens per pass."""
     steps = [node.tokens for tree in trees for node in tree.nodes]
     requests = (
         Counter({1: sum(steps), PROMPT: len(trees)}),
@@ -223,7 +233,7 @@ def batch_rows(card: str, trees: Sequence[RecordedTree], found: Found) -> Iterat
 
 
 def quantile(counts: Counter[int], share: float) -> int:
-    """The smallest size that at least this share of all do not exceed."""
+    """Return the smallest size such that at least `share` of all counts are not larger."""
     sizes = sorted(counts)
     sums = accumulate(counts[size] for size in sizes)
     wanted = share * counts.total()
@@ -231,7 +241,7 @@ def quantile(counts: Counter[int], share: float) -> int:
 
 
 def size_rows(card: str) -> Iterator[dict[str, Any]]:
-    """Each model alone in batches of so many requests: a token of each, or a step to score."""
+    """Yield each model's throughput by requests per batch, one token or one scored step each."""
     generator, verifier = rooflines(card)
 
     def rates(requests: int) -> tuple[float, float]:
@@ -252,7 +262,7 @@ def size_rows(card: str) -> Iterator[dict[str, Any]]:
 
 
 def hybrid_rows(card: str) -> Iterator[dict[str, Any]]:
-    """Milliseconds of a decode step, alone and with a prompt in the same pass."""
+    """Yield milliseconds of a decode step, alone and with a prompt in the same pass."""
     generator, _ = rooflines(card)
     step = decode(generator)
     for rows in (16, 64, 256):
@@ -282,12 +292,12 @@ def rooflines(card: str) -> tuple[Roofline, Roofline]:
 
 
 def decode(roofline: Roofline) -> Callable[[int], float]:
-    """Seconds of a token for each of so many rows, of which `SHARING` read one path."""
+    """Return a function from rows to the seconds of one token each; `SHARING` rows share a path."""
     return lambda rows: roofline.decode_step(rows, rows * PATH / SHARING + rows, rows * PATH)
 
 
 def score(roofline: Roofline) -> Callable[[int], float]:
-    """Seconds to score so many tokens in whole steps, of which `SHARING` follow one path."""
+    """Return a function from tokens to the seconds to score them; `SHARING` steps share a path."""
 
     def seconds(tokens: int) -> float:
         read = max(1.0, tokens / STEP / SHARING) * PATH + tokens
@@ -303,20 +313,21 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How well do tree searches use prefix caches?")
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=[*CARDS])
-    parser.add_argument("--in-flight", type=int, help="problems (default: by card)")
-    parser.add_argument("--splits", nargs="+", type=float, help="the generator's part of the card")
+    parser.add_argument("--in-flight", type=int, help="problems at a time (default: by card)")
+    parser.add_argument("--splits", nargs="+", type=float, help="the generator's share of the card")
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=[*VICTIMS])
-    parser.add_argument("--crowds", nargs="*", type=int, default=CROWDS, help="more in flight")
+    parser.add_argument("--crowds", nargs="*", type=int, default=CROWDS, help="further --in-flight")
     parser.add_argument("--evict", choices=("recompute", "host"), default="recompute")
     return parser.parse_args()
 
 
 @dataclass
 class Study:
-    """Runs one after the other.
+    """A sequence of runs and their table rows.
 
-    rows: what was found. fastest: the run of each card that wrote the most tokens a second.
-    calm: runs in which nothing left the device, so that no rule was asked who goes first.
+    fastest: the run with the highest throughput, per card.
+    calm: runs without eviction. Their results hold for every eviction order, so they are not run
+        again.
     """
 
     trees: Sequence[RecordedTree]

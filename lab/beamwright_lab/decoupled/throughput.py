@@ -1,13 +1,12 @@
-"""Many problems on one simulated card: the decoupled thesis's setting, and what it estimated.
+"""Throughput of many problems on one simulated card, as in the thesis on decoupled exploration.
 
-Llama-3.2-1B and an 8B PRM, beam search of width 4 and depth 40 (thesis, chapter 4), 16 candidates,
-128 problems of five levels: paths of 320 tokens for each level, lognormal steps of 40 tokens on
-average. All lengths and scores are made up: the thesis prints none. A card's KV is nine tenths of
-its memory less both models' weights, divided like the bytes of a token.
+Llama-3.2-1B with an 8B PRM, beam search of width 4, depth 40 (thesis, chapter 4) and 16 candidates.
+128 problems of five levels have paths of 320 tokens per level and lognormal steps of 40 tokens on
+average. The thesis prints neither lengths nor scores, so both are assumed. KV gets nine tenths of a
+card's memory minus both models' weights, in proportion to the models' KV bytes per token.
 
-Ceilings are the cost model's: all tokens of these trees in passes of `ROWS` rows, and in full
-batches of the verifier, with the KV that their rounds have to read; one model after the other, or
-both at a time with all bandwidth and arithmetic in use.
+Ceilings come from the cost model: all tokens in passes of `ROWS` rows and in full verifier batches,
+with the KV that they must read. Either one model runs after the other, or both overlap perfectly.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ COLUMNS = (
 
 
 def bins(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
-    """FlashTTS's SelectSPEC."""
+    """Foresee by score bins, FlashTTS's SelectSPEC."""
     del ahead
     return by_bins(beams, width)
 
 
 def oracle(script: Script) -> Foresee:
-    """What is opened, and nothing else."""
+    """Return a function that foresees exactly the steps that the script opens."""
 
     def foresee(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
         del ahead, width
@@ -69,7 +68,11 @@ def oracle(script: Script) -> Foresee:
 
 @dataclass(frozen=True)
 class Setting:
-    """How problems are explored. in_flight: None for as many as `runtime.admission` takes in."""
+    """How problems are explored.
+
+    in_flight: problems at a time; None: decided by `engine.admission`.
+    verifier: options of `VerifierCase`.
+    """
 
     in_flight: int | None = None
     explore: str = "continuous"
@@ -102,7 +105,7 @@ SETTINGS = {
 def trees(
     count: int, beams: int = BEAMS, width: int = WIDTH, max_rounds: int = DEPTH
 ) -> list[RecordedTree]:
-    """Searches on problems of all levels in turn."""
+    """Generate search trees, cycling through the levels."""
     made = SyntheticSearch(
         beams, width, PROMPT_TOKENS, LEVEL_TOKENS, STEP_TOKENS, SIGMA, survival="score",
         max_rounds=max_rounds,
@@ -115,7 +118,7 @@ def trees(
 
 @dataclass(frozen=True)
 class Machine:
-    """A card with both models on it."""
+    """Both models on one card."""
 
     card: str
     generator: Roofline
@@ -128,7 +131,7 @@ class Machine:
         return cls(card, *(Roofline(model, profile) for model in models))
 
     def kv_bytes(self) -> tuple[int, int]:
-        """Of generator and verifier."""
+        """Return the KV bytes of generator and verifier."""
         models = self.generator.model, self.verifier.model
         memory = find_profile(self.card).device_memory_bytes * 9 // 10
         free = memory - sum(model.weight_bytes for model in models)
@@ -143,7 +146,7 @@ class Machine:
         foresees: Sequence[Foresees] | None = None,
         max_batch: int | None = None,
     ) -> list[Simulation]:
-        """A case for each tree."""
+        """Return a simulation for each tree."""
         generator_bytes, verifier_bytes = self.kv_bytes()
         generator, verifier = (
             RooflineCosts(each, Layout.TREE) for each in (self.generator, self.verifier)
@@ -176,7 +179,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Floor:
-    """Least seconds of a model's work: of memory, of arithmetic, of launches."""
+    """Least seconds of a model's work: memory traffic, arithmetic and launches."""
 
     memory_s: float
     compute_s: float
@@ -189,14 +192,18 @@ class Floor:
 
 @dataclass
 class Volume:
-    """Work of a search in one model. tokens: new ones; reads, sees: of KV, in tokens."""
+    """Work of one model in a search.
+
+    tokens: tokens computed.
+    reads: KV tokens read; sees: KV tokens attended to, summed over new tokens.
+    """
 
     tokens: int = 0
     reads: float = 0.0
     sees: float = 0.0
 
     def floor(self, roofline: Roofline, tokens_of_a_pass: int) -> Floor:
-        """Their least seconds, in passes of so many tokens."""
+        """Return the least seconds of this work in passes of `tokens_of_a_pass` tokens."""
         passes = self.tokens / tokens_of_a_pass
         weights_s, _, launch_s = roofline.parts(1, 0, 0, Layout.TREE)
         memory_s, compute_s, _ = roofline.parts(self.tokens, self.reads, self.sees, Layout.TREE)
@@ -204,8 +211,10 @@ class Volume:
 
 
 def volumes(found: Sequence[RecordedTree]) -> tuple[Volume, Volume]:
-    """What these trees are for the generator, whose rows of a round share what they read, and for
-    the verifier, which reads a path once for each step."""
+    """Return the work of these trees for the generator and for the verifier.
+
+    The rows of a round read shared prefixes once.
+    """
     decoded, scored = Volume(), Volume()
     for tree in found:
         ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
@@ -234,7 +243,7 @@ def volumes(found: Sequence[RecordedTree]) -> tuple[Volume, Volume]:
 
 @dataclass(frozen=True)
 class PassCeiling:
-    """Least seconds of all problems: one model after the other, and both at a time."""
+    """Least seconds of all problems: with models taking turns, and with perfect overlap."""
 
     turns_s: float
     both_s: float
@@ -255,7 +264,12 @@ class PassCeiling:
 def card_rows(
     card: str, found: Sequence[RecordedTree], names: Sequence[str], most: int | None
 ) -> list[dict[str, Any]]:
-    """These settings on one card; times are of the first. most: see `--most`."""
+    """Simulate the named settings on one card.
+
+    Column "times" is the speed-up over the first setting.
+
+    most: in-flight limit of decoupled settings, from `--most`.
+    """
     machine = Machine.of(card)
     ceiling = PassCeiling.of(machine, found)
     rows: list[dict[str, Any]] = []
@@ -285,7 +299,7 @@ def card_rows(
 
 
 def row_of(result: ManyResult, name: str, setting: Setting) -> dict[str, Any]:
-    """What is printed of a run. both busy: share of the time in which both models run."""
+    """Return the table row of a run. Column "both busy" is the share of time with overlap."""
     return {
         "setting": name,
         "in flight": setting.in_flight or most_in_flight(result),
@@ -307,7 +321,7 @@ def row_of(result: ManyResult, name: str, setting: Setting) -> dict[str, Any]:
 
 
 def most_in_flight(result: ManyResult) -> int:
-    """The most problems that were in flight at a time."""
+    """Return the most problems in flight at a time."""
     began = [(run.started_s or 0.0, 1) for run in result.runs]
     ended = [((run.started_s or 0.0) + run.ended_s, -1) for run in result.runs]
     most = now = 0
@@ -321,7 +335,7 @@ def most_in_flight(result: ManyResult) -> int:
 
 
 def utilisation(card: str) -> list[dict[str, Any]]:
-    """8.1.1: tokens per second of the generator alone, at shares of a batch of `ROWS`."""
+    """Return the generator's tokens per second at shares of a full batch (thesis, 8.1.1)."""
     machine, rows = Machine.of(card), list[dict[str, Any]]()
     mean = PROMPT_TOKENS + MOST_TOKENS // 2
     for share in (0.1, 0.2, 0.4, 0.8):
@@ -336,7 +350,10 @@ def utilisation(card: str) -> list[dict[str, Any]]:
 
 
 def invocations(card: str, found: Sequence[RecordedTree]) -> list[dict[str, Any]]:
-    """8.1.1: passes of the generator, one problem at a time and many, by what is kept."""
+    """Return the generator's passes with speculation, relative to none (thesis, 8.1.1).
+
+    For one problem and 16 in flight, and for three kinds of foresight.
+    """
     machine, rows = Machine.of(card), []
     for in_flight in (1, 16):
         plain = simulate_many(machine.cases(found, Setting()), in_flight)
@@ -366,9 +383,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cards", nargs="+", default=list(CARDS))
     parser.add_argument("--problems", type=int, default=PROBLEMS)
-    parser.add_argument("--most", type=int, help="problems at a time of the decoupled settings")
+    parser.add_argument("--most", type=int, help="most problems in flight with decoupled settings")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
+    parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT, help="tables")
     args = parser.parse_args()
     found = trees(args.problems)
     settings, used, calls = [], [], []

@@ -1,10 +1,10 @@
-"""Several verifiers beside one generator, measured here (decoupled thesis, 9.1.2).
+"""Measure several verifiers beside one generator on this machine (decoupled thesis, 9.1.2).
 
-Bundled problems in flight together, with the bundled verifier and with random ones that are the
-bottleneck: language models over the bundled tokenizer, whose score is the likelihood of a step. One
-verifier and several in turn, in interleaved rounds; their trees have to be equal. Every lane
-computes with as many of torch's threads as the loop: one up to 20 million
-parameters, else what there is; or with one, as OMP_NUM_THREADS=1 says.
+Bundled problems are solved together, with the bundled verifier and with larger random ones that are
+the bottleneck (a step's score is its likelihood). Runs with one and with several verifiers
+alternate, and their trees must be equal. Each verifier computes with as many torch threads as the
+engine's loop: one for models up to 20 million parameters, else all; or always one, in the case "one
+thread".
 
     python -m beamwright_lab.decoupled.verifiers [--problems 16] [--rounds 3] [--verifiers 1 2]
 """
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[tuple[int, int] | None, bool]] = {
 
 
 def random_verifier(hidden: int, layers: int) -> Path:
-    """The folder of a random model over the bundled tokenizer, written once."""
+    """Return the folder of a random model with the bundled tokenizer, written once."""
     folder = RESULTS / "models" / f"verifier-{hidden}-{layers}"
     if not (folder / "tokenizer.json").is_file():
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -63,7 +63,11 @@ def random_verifier(hidden: int, layers: int) -> Path:
 
 @dataclass
 class Side:
-    """So many verifiers. runs: seconds of a CPU, calls, steps and phases of each round."""
+    """A solver with some number of verifiers; calling it solves all problems once.
+
+    hashes: tree hash per problem, equal in every call.
+    runs: seconds, CPU seconds, calls, steps and phases of each call.
+    """
 
     solver: Solver
     problems: Sequence[tuple[str, str]]
@@ -77,7 +81,7 @@ class Side:
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
         solved = {str(k): each.tree_hash for k, each in found.items() if isinstance(each, Solution)}
         if len(solved) < len(self.problems) or self.hashes not in ({}, solved):
-            raise AssertionError("a problem failed, or has another tree")
+            raise AssertionError("a problem failed, or its tree differs from the first run's")
         self.hashes = solved
         after = self._counts()
         spent = {name: after[name] - before[name] for name in after}
@@ -91,14 +95,14 @@ class Side:
 
 
 def measured(name: str, make: Callable[[int], Solver], args: argparse.Namespace) -> list[Any]:
-    """Rows of one pair: each number of verifiers against the first."""
+    """Measure one verifier model: a row per number of verifiers, compared with the first."""
     problems = [
         (each.unique_id, each.problem)
         for each in load_problems("bundled:test", args.problems).problems
     ]
     sides = {str(n): Side(make(n), problems, args.in_flight) for n in args.verifiers}
     for side in sides.values():
-        side()  # what is compiled, or allocated, once
+        side()  # warm up
         side.runs.clear()
     times = interleave(dict(sides), args.rounds)
     first, rows = next(iter(sides.values())), []
@@ -132,9 +136,9 @@ def measured(name: str, make: Callable[[int], Solver], args: argparse.Namespace)
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--problems", type=int, default=16)
-    parser.add_argument("--in-flight", type=int, default=8)
-    parser.add_argument("--n", type=int, default=16)
-    parser.add_argument("--verifiers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--in-flight", type=int, default=8, help="problems at a time")
+    parser.add_argument("--n", type=int, default=16, help="paths per problem")
+    parser.add_argument("--verifiers", type=int, nargs="+", default=[1, 2], help="numbers of them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", choices=[*CASES], nargs="+", default=[*CASES])
     args = parser.parse_args()

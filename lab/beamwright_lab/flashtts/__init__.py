@@ -1,1 +1,1 @@
-"""FlashTTS: what its optimisations give here, and whether its arguments hold."""
+"""FlashTTS: what its optimisations gain in this engine, and whether its arguments hold."""

@@ -1,8 +1,8 @@
 """FlashTTS's baseline, simulated: generator and verifier as two vLLM instances, half the KV each.
 
-Each round sends every step as a request whose prompt is the whole path, in random order; when all
-are decoded, every path goes to the verifier as one prompt; when all are scored, the next round
-begins. The rules and constants below were written down before anything was compared with them.
+A round sends every step in random order, with the whole path as prompt. When all steps are decoded,
+every path goes to the verifier as a prompt. When all are scored, the next round begins. The rules
+and constants below were fixed before anything was compared with them.
 
     python -m beamwright_lab.flashtts.baseline --pair 1.5B+1.5B --n 64
 """
@@ -37,11 +37,10 @@ MEMORY: Mapping[str, float] = MappingProxyType({"1.5B+1.5B": 0.4, "1.5B+7B": 0.9
 
 @dataclass(frozen=True)
 class Rules:
-    """What the baseline does; see `SOURCES`.
+    """Settings of the baseline; `SOURCES` says where each comes from.
 
-    What vLLM does besides is in `schedule.engines.vllm`: first come, first served, admission
-    without reserve, preemption of the last admitted by recompute, free blocks least recently used
-    first. Not modelled, and so free: Python, tokenising, what two processes cost each other.
+    The scheduler is `rivals.vllm`. Not modelled, and so free: Python, tokenisation, and contention
+    between the two processes.
     """
 
     block_tokens: int = 16
@@ -55,14 +54,14 @@ class Rules:
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
-        "block_tokens": "vLLM: block_size on CUDA; a hit is a full block",
+        "block_tokens": "vLLM: block_size on CUDA; prefix hits are full blocks",
         "max_running": "vLLM: max_num_seqs, the default below 70 GiB",
         "max_batched_tokens": "vLLM: max_num_batched_tokens of `LLM`, the default below 70 GiB",
-        "generator_share": "FlashTTS 3.2.3, 4.3: a static partition; no share is given: half",
+        "generator_share": "FlashTTS 3.2.3, 4.3: a static partition, size not stated",
         "random_order": "FlashTTS 6.4.3: the vLLM baseline uses random scheduling",
         "verifier_prefix_cache": (
-            "FlashTTS 4.1.3 speaks of the verifier's KV cache; vLLM 0.9.2 itself turns prefix "
-            "caching off for token-wise pooling, so that False is a variant"
+            "FlashTTS 4.1.3 mentions the verifier's KV cache. vLLM 0.9.2 turns prefix caching off "
+            "for token-wise pooling, so False is a variant"
         ),
         "host_tier": "vLLM: off by default",
     }
@@ -73,11 +72,11 @@ SOURCES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Workload:
-    """Searches without a model: the paper's prose gives no step lengths but "extreme" disparity.
+    """Settings of synthetic searches. About step lengths the paper only says "extreme" disparity.
 
-    step_sigma: standard deviation of the logarithm of a step's length. With 0.9 the longest of 64
-    steps has about 6 times the mean, with 0.5 about 3 times. inherited: share of a path's score
-    that is its parent's.
+    step_sigma: standard deviation of the logarithm of step lengths. The longest of 64 steps has
+        about 6 times the mean length with 0.9, 3 times with 0.5.
+    inherited: weight of the parent's score in a step's score.
     """
 
     width: int = 4
@@ -88,7 +87,7 @@ class Workload:
     inherited: float = 0.9
 
     def tree(self, num_beams: int, seed: int = 0) -> RecordedTree:
-        """The search's tree; scores are inherited up to noise, and the best survive."""
+        """Generate the search tree; the best-scored steps survive."""
         return grow(
             SyntheticSearch(
                 num_beams=num_beams,
@@ -109,7 +108,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A search on two vLLM instances. kv_bytes: of both together."""
+    """A search on two vLLM instances.
+
+    kv_bytes: KV memory of both together.
+    seed: seed of the random request order.
+    """
 
     tree: RecordedTree
     generator: ModelCosts
@@ -122,10 +125,13 @@ class Baseline:
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """One search. goodput_tok_s: as `SimulationResult.goodput_tok_s`.
+    """Measurements of one search on the baseline.
 
-    recomputed_tokens: prefilled by the generator though their KV had been there; verified_tokens:
-    prefilled by the verifier; step_tokens: of them, what had never been there.
+    goodput_tok_s: see `SimulationResult.goodput_tok_s`.
+    recomputed_tokens: tokens that the generator prefilled although their KV had been computed
+        before.
+    verified_tokens: tokens that the verifier prefilled.
+    step_tokens: those that even an unlimited prefix cache would prefill.
     """
 
     time_s: float
@@ -139,10 +145,12 @@ class BaselineResult:
 
 
 def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
-    """Run the search: KV read row by row, as vLLM does, and shared parts once.
+    """Simulate the search on the baseline.
+
+    Returns two results: with KV read row by row, as in vLLM, and with shared prefixes read once.
 
     Raises:
-        CapacityError: if a part cannot hold the longest path and a block more.
+        CapacityError: if an instance cannot hold the longest path and one more block.
     """
     rules, tree = case.rules, case.tree
     rounds = requests_by_round(tree.prompt_tokens, tree.nodes)
@@ -165,7 +173,7 @@ def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
             random.shuffle(order)
         new_tokens += sum(each.step_tokens + MARK_TOKENS for each in order)
         generator.run.round(order)
-        # The barrier: nobody is scored before all are decoded.
+        # A barrier: no path is scored before all are decoded.
         verifier.run.round([scoring(each, rules.verifier_prefix_cache) for each in order])
         (by_row, once) = zip(generator.now_s, verifier.now_s, strict=True)
         ends.append((sum(by_row), sum(once)))
@@ -188,7 +196,7 @@ def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
 
 
 class _Instance:
-    """A vLLM with KV of its own, on two clocks: KV read row by row, and shared parts once."""
+    """A vLLM instance with its own KV, timed twice: KV read row by row, or prefixes read once."""
 
     def __init__(
         self,
@@ -214,14 +222,14 @@ class _Instance:
 
     @property
     def now_s(self) -> list[float]:
-        """Seconds in which this instance ran, by reading."""
+        """Seconds in which this instance ran: read row by row, and prefixes read once."""
         return [meter.now_s for meter in self._meters]
 
 
 def scoring(step: StepRequest, prefix_cache: bool = True) -> StepRequest:
-    """The path with its new step as a prompt of the verifier, a mark behind each step.
+    """Return the request that scores a decoded step: its whole path, one mark after each step.
 
-    Without prefix cache nothing that it computes is found again.
+    prefix_cache: False: the request gets unique keys, so no request hits another one's KV.
     """
     marked = [length + MARK_TOKENS for length in (*step.lengths[1:], step.step_tokens)]
     lengths = (step.lengths[0], *marked)
@@ -232,7 +240,10 @@ def scoring(step: StepRequest, prefix_cache: bool = True) -> StepRequest:
 
 
 def _goodput(tree: RecordedTree, ends: Sequence[float]) -> float:
-    """Mean tokens of a finished path over the mean seconds to the end of its round."""
+    """Return the mean tokens of finished paths over the mean time to the end of their rounds.
+
+    ends: time at which each round ended.
+    """
     lengths = {node.lineage: node.tokens for node in tree.nodes}
     tokens = seconds = 0.0
     for node in tree.nodes:
@@ -246,7 +257,7 @@ def _goodput(tree: RecordedTree, ends: Sequence[float]) -> float:
 def baseline_of(
     pair: str, tree: RecordedTree, num_beams: int, rules: Rules | None = None
 ) -> Baseline:
-    """The baseline of one of the paper's pairs, on its card with its share of memory."""
+    """Create the baseline of one of the paper's model pairs, on its card and share of memory."""
     card = find_profile(CARD)
     generator, verifier = costs_of(pair)
     memory = kv_bytes(pair, MEMORY[pair], num_beams, card)

@@ -1,9 +1,9 @@
-"""FlashTTS's figures, simulated, beside the numbers of the paper's prose: a table for each.
+"""FlashTTS's figures, simulated, beside the numbers in the paper's text: a table per figure.
 
-The same trees under the paper's baseline (`flashtts.baseline`, frozen before) and under this
-engine with and without prefix order (P: locality against a random order), moving memory (M: split
-`auto` against half and half) and speculation (S: exact; L: LookAhead Verification beside it, which
-is off by default). "Strong" is this engine without the three.
+The same trees run on the paper's baseline (`flashtts.baseline`) and on this engine, with and
+without three parts. P is prefix order: schedule locality, else a random order. M is moving memory:
+split `auto`, else half and half. S is exact speculation; with L, also LookAhead Verification.
+"Strong" is this engine without P, M and S.
 
     python -m beamwright_lab.flashtts.figures
     python -m beamwright_lab.flashtts.figures --only 5 11
@@ -55,7 +55,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class EngineParts:
-    """This engine with some of FlashTTS's parts. look_ahead: LookAhead Verification (4.1.3)."""
+    """This engine with some of FlashTTS's parts.
+
+    order, memory: P and M of this module.
+    look_ahead: LookAhead Verification (4.1.3).
+    """
 
     order: bool
     memory: bool
@@ -64,7 +68,7 @@ class EngineParts:
 
     @property
     def schedule(self) -> ScheduleSettings:
-        """P: locality, this engine's prefix-aware order; without it a random one."""
+        """Schedule settings for these parts."""
         options: dict[str, Any] = {"schedule": "locality"}
         if not self.order:
             options = {"schedule": "random-order"}
@@ -104,7 +108,7 @@ PAPER: Mapping[str, str] = MappingProxyType(
 def ours(
     case: Baseline, variant: EngineParts, work: Workload, foresees: Foresees | None = None
 ) -> SimulationResult | None:
-    """The baseline's search and memory on this engine; None where it does not fit."""
+    """Simulate the baseline's search and memory on this engine; None if it does not fit."""
     half = int(0.5 * case.kv_bytes)
     generator, verifier = (
         RooflineCosts.of(model, case.hardware, Layout.TREE)
@@ -148,7 +152,7 @@ def tree_of(work: Workload, num_beams: int, seed: int) -> RecordedTree:
 
 @dataclass(frozen=True)
 class Run:
-    """One search: seconds in all, of the generator and of the verifier, and goodput."""
+    """Seconds of one search, in all, of generator and of verifier; goodput in tokens per second."""
 
     time_s: float
     decode_s: float
@@ -159,7 +163,10 @@ class Run:
 def compare(
     case: Baseline, work: Workload, names: Iterable[str], foresees: Foresees | None = None
 ) -> dict[str, Run]:
-    """Every variant of one search; loads that were waited for count as the generator's seconds."""
+    """Run a search on three baselines and the named variants; those that do not fit are absent.
+
+    Waiting for the link counts as the generator's time.
+    """
     by_row, once = simulate_baseline(case)
     uncached, _ = simulate_baseline(replace(case, rules=Rules(verifier_prefix_cache=False)))
     named = {"baseline": by_row, "baseline, KV once": once, "baseline, uncached": uncached}
@@ -176,7 +183,7 @@ def compare(
 
 
 def mean_run(runs: Sequence[Run]) -> Run:
-    """The means of several searches."""
+    """Return the means of several runs."""
     return Run(
         *(
             statistics.mean(getattr(run, name) for run in runs)
@@ -186,12 +193,12 @@ def mean_run(runs: Sequence[Run]) -> Run:
 
 
 def seeds_of(num_beams: int) -> range:
-    """Small searches differ more from each other, and are quick."""
+    """Return the seeds to average over: more for small searches, which vary more."""
     return range(3) if num_beams <= 64 else range(1)
 
 
 def searches(work: Workload, beams: Sequence[int], names: Sequence[str]) -> list[Row]:
-    """A row per pair and n."""
+    """Return the runs of all variants, a row per model pair and n."""
     rows: list[Row] = []
     for num_beams in beams:
         for pair in PAIRS:
@@ -208,7 +215,7 @@ def searches(work: Workload, beams: Sequence[int], names: Sequence[str]) -> list
 
 
 def goodput_rows(rows: Sequence[Row]) -> list[Row]:
-    """Figure 12, and 15's cumulated parts: tok/s, and ratios of goodput."""
+    """Return the tables of Figure 12 and of Figure 15's ablation: goodput and its ratios."""
     shown: list[Row] = []
     for row in rows:
         runs: dict[str, Run] = row["runs"]
@@ -230,7 +237,7 @@ def goodput_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def latency_rows(rows: Sequence[Row]) -> list[Row]:
-    """Figure 13: seconds, and the change that P, M and S, and the whole engine, make."""
+    """Return Figure 13's table: seconds, and their change by the whole engine."""
     shown: list[Row] = []
     for row in rows:
         runs: dict[str, Run] = row["runs"]
@@ -252,7 +259,7 @@ def latency_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row], label: str) -> list[Row]:
-    """Mean and range over pairs and n, of what fits."""
+    """Return mean and range of each ratio over pairs and n, where the whole engine fits."""
     runs = [row["runs"] for row in rows if FULL in row["runs"]]
     if not runs:
         return []
@@ -292,7 +299,7 @@ def summary(rows: Sequence[Row], label: str) -> list[Row]:
 
 
 def memory_rows(work: Workload, num_beams: int, sizes: Sequence[float]) -> list[Row]:
-    """1.5B+1.5B with so many GiB of KV; goodput over the baseline, and over the strong one."""
+    """Return goodput ratios of 1.5B+1.5B for each KV memory in `sizes` (GiB)."""
     pair, rows = "1.5B+1.5B", []
     for size in sizes:
         tree = tree_of(work, num_beams, 0)
@@ -312,13 +319,13 @@ def memory_rows(work: Workload, num_beams: int, sizes: Sequence[float]) -> list[
 
 # --- Figures 3, 5 left and 11: methods --------------------------------------------------------
 
-# What each method of Figure 11 has besides its name, and best-of-n of Figures 3 and 5.
+# Methods of Figure 11, and best-of-n of Figures 3 and 5, with their `SyntheticSearch` options.
 METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "best-of-n": {},
         "beam": {},
         "dvts": {},
-        # "Each beam branches proportionally to its verifier score"; made-up scores are normal.
+        # "Each beam branches proportionally to its verifier score". Synthetic scores are normal.
         "dynamic": {"options": {"branching": "linear"}},
         "varying": {"step_limits": VARYING_LIMITS},
     }
@@ -326,7 +333,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def made_up(work: Workload, search: str, num_beams: int, seed: int) -> SyntheticSearch:
-    """The search of one method."""
+    """Return the synthetic search of one method."""
     return SyntheticSearch(
         num_beams, work.width, work.prompt_tokens, work.generate_tokens, work.step_tokens,
         work.step_sigma, search=search, survival="score", seed=seed, **METHODS[search],
@@ -334,7 +341,7 @@ def made_up(work: Workload, search: str, num_beams: int, seed: int) -> Synthetic
 
 
 def method_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
-    """3 left, without its accuracy: seconds of each method; 11: its goodput. 1.5B+1.5B."""
+    """Return the seconds (Figure 3 left) and goodput (Figure 11) of each method, 1.5B+1.5B."""
     rows = []
     for num_beams in beams:
         for search in METHODS:
@@ -367,9 +374,9 @@ def _method_row(found: Sequence[Mapping[str, Run]]) -> Row:
 
 
 def sharing_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
-    """5 left: the generator's KV in the round that needs most, 1.5B; a copy per beam, and shared.
+    """Return the most KV of a round (Figure 5 left), with a copy per beam and shared; 1.5B.
 
-    Steps are whole; what has been pruned or has ended is gone.
+    It counts complete steps, without pruned and finished paths.
     """
     token_bytes = costs_of("1.5B+1.5B")[0].kv_bytes_per_token
     rows = []
@@ -389,7 +396,7 @@ def sharing_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
 
 
 def most_kv(tree: RecordedTree) -> tuple[int, int]:
-    """Most tokens that a round's paths have, each counted apart, and what they share once."""
+    """Return the most tokens of a round's paths: their sum, and their distinct tokens."""
     lengths = {(): tree.prompt_tokens, **{node.lineage: node.tokens for node in tree.nodes}}
     copies = shared = 0
     for requests in requests_by_round(tree.prompt_tokens, tree.nodes):
@@ -400,7 +407,7 @@ def most_kv(tree: RecordedTree) -> tuple[int, int]:
 
 
 def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
-    """Right: average and longest step of each round, as assumed."""
+    """Return mean and longest assumed step by depth (Figure 3 right)."""
     rows = []
     for sigma in sigmas:
         tree = tree_of(Workload(step_sigma=sigma), num_beams, 0)
@@ -425,9 +432,9 @@ def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Watched(RooflineCosts):
-    """Costs that note rows (or prefilled tokens), FLOPs and seconds of everything they are asked.
+    """Roofline costs that log every pass.
 
-    log: (is a decode step, rows, FLOPs, seconds).
+    log: (is a decode step, rows or prefilled tokens, FLOPs, seconds) of each pass.
     """
 
     log: list[tuple[bool, int, float, float]] = field(default_factory=list)
@@ -456,7 +463,7 @@ class Watched(RooflineCosts):
 
 
 def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
-    """Rows and FLOP/s of the first round by fifths of its passes, and of whole searches."""
+    """Return rows in each fifth of the first round, and FLOP/s of whole searches."""
     rows = []
     case = baseline_of("1.5B+1.5B", tree_of(work, num_beams, 0), num_beams)
     first = max(node.tokens for node in case.tree.nodes if len(node.lineage) == 1)
@@ -495,7 +502,10 @@ def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
 
 
 def throughput_rows(path_tokens: int = 1024) -> list[Row]:
-    """KV at which each stage reaches 80 % of what it does with 16 GiB; paths that share nothing."""
+    """Return the KV with which each stage reaches 80 % of its throughput with 16 GiB (Figure 6).
+
+    Paths share no prefix.
+    """
     card, rows = find_profile(CARD), []
     for label, model in (("1.5B", costs_of("1.5B+1.5B")[0]), ("7B", costs_of("7B+1.5B")[0])):
         roofline = Roofline(model, card)
@@ -527,7 +537,7 @@ def _decode_rate(roofline: Roofline, batch: int, path: int) -> float:
 
 
 def split_rows(num_beams: int = 512) -> list[Row]:
-    """Figure 10: T_tot's best batch sizes for whole paths, as the paper counts them, 1.5B+1.5B."""
+    """Return the best batch sizes by T_tot for whole paths (Figure 10), 1.5B+1.5B."""
     rows = []
     _, case = next(iter(cases("1.5B+1.5B", num_beams, find_profile(CARD))))
     for size in (1, 2, 4, 8, 14):
@@ -559,7 +569,7 @@ def _change(new: float, old: float) -> str:
 
 
 def figures(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
-    """Tables by the paper's figure, the quick ones first."""
+    """Yield the wanted tables, named by the paper's figures; quick ones first."""
     main_work, other = Workload(), Workload(step_sigma=args.other_sigma)
     single: Mapping[str, Callable[[], list[Row]]] = {
         "3 right: steps": lambda: step_rows((args.other_sigma, main_work.step_sigma), 64),
@@ -578,14 +588,14 @@ def figures(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
 
 
 def is_wanted(name: str, numbers: Sequence[int]) -> bool:
-    """True if a table is of one of these figures; without any, all are wanted."""
+    """Return True if the table belongs to one of these figures, or if no figure is given."""
     return not numbers or any(str(number) in re.findall(r"\d+", name) for number in numbers)
 
 
 def search_figures(
     args: argparse.Namespace, main_work: Workload, other: Workload
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Figures 12, 13 and 15, which are of the same searches, and what they come to."""
+    """Yield the tables of Figures 12, 13 and 15, which share searches, and their summary."""
     found = searches(other, [n for n in args.n if n <= args.other_most], ("strong", "P+M", FULL))
     sigma = f"sigma {other.step_sigma}"
     yield f"12, {sigma}", goodput_rows(found)
@@ -602,13 +612,19 @@ def search_figures(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", type=int, nargs="+", default=[], help="numbers of figures")
-    parser.add_argument("--n", type=int, nargs="+", default=list(BEAMS))
-    parser.add_argument("--other-sigma", type=float, default=0.5)
-    parser.add_argument("--other-most", type=int, default=128, help="largest n of it")
-    parser.add_argument("--methods-n", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--memory-n", type=int, default=256)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1.5, 3, 6, 14], help="GiB of KV")
+    parser.add_argument("--only", type=int, nargs="+", default=[], help="figures (default: all)")
+    parser.add_argument("--n", type=int, nargs="+", default=list(BEAMS), help="paths per search")
+    parser.add_argument(
+        "--other-sigma", type=float, default=0.5, help="second spread of step lengths"
+    )
+    parser.add_argument("--other-most", type=int, default=128, help="largest n for --other-sigma")
+    parser.add_argument(
+        "--methods-n", type=int, nargs="+", default=[16, 64, 256], help="n of Figures 3, 5 and 11"
+    )
+    parser.add_argument("--memory-n", type=int, default=256, help="n of Figure 17")
+    parser.add_argument(
+        "--sizes", type=float, nargs="+", default=[1.5, 3, 6, 14], help="KV in GiB of Figure 17"
+    )
     args = parser.parse_args()
     result: dict[str, Any] = {}
     for name, rows in figures(args):

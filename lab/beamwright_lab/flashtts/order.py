@@ -1,10 +1,8 @@
-"""Prefix-aware order: consecutive beams share as much of their paths as they can (FlashTTS, 4.2).
+"""Prefix-aware order (FlashTTS, 4.2): consecutive beams share as much of their paths as possible.
 
-Knows the view's demand and the order in which beams arrive; no tier, no transfer. A node is a
-segment of the demand: a step whose KV the beams read. What the step at hand writes is no node, but
-counts where a group has to fit. Depth-first order, which `locality` has, shares as much at less
-cost (docs/log/2026-11.md#flashtts-order): `--plugin` with this file has `--schedule prefix`
-and, to compare it with, `random-order`.
+A plugin with the schedules `prefix` and, to compare, `random-order`. `locality` decodes in
+depth-first order, which shares as much and costs less (docs/log/2026-11.md#flashtts-order). A node
+is a segment of the demand, that is, a step whose KV beams read.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from beamwright.schedule.locality import LocalitySchedule, round_robin
 
 @schedule("prefix", meaning="groups cut from a prefix-aware order (FlashTTS)")
 class PrefixSchedule(LocalitySchedule):
-    """Groups are the largest runs of the order that fit the device.
+    """A schedule that cuts the prefix-aware order into the largest groups that fit the device.
 
-    Of the settings it reads max_batch and write_back.
+    It reads the settings max_batch and write_back only.
     """
 
     def groups(
@@ -34,10 +32,11 @@ class PrefixSchedule(LocalitySchedule):
         return cut(demand, order, view.limit(self.settings.max_batch))
 
     def order(self, demand: KVDemand, arrival: Sequence[int]) -> list[int]:
-        """T_{k+1} = argmax over c_i in Q of P(c_k, c_i), as printed; the first that arrived begins.
+        """Return the beams in prefix-aware order: T_{k+1} = argmax over c_i in Q of P(c_k, c_i).
 
-        P is in nodes. Of equals the first that arrived is next. arrival: beam numbers as the queue
-        has them.
+        P counts shared nodes. The first arrival starts; ties go to the earlier arrival.
+
+        arrival: beam numbers in order of arrival.
         """
         ones, none = [1] * len(demand.parent), [0] * len(demand.leaf)
         nodes = Forest(replace(demand, segment_bytes=ones, growth_bytes=none, copy_per_beam=False))
@@ -52,14 +51,14 @@ class PrefixSchedule(LocalitySchedule):
 
 @schedule("random-order", meaning="groups cut from a random order")
 class RandomOrder(PrefixSchedule):
-    """What the prefix-aware order is compared with."""
+    """A schedule with a random order of beams, to compare with."""
 
     def order(self, demand: KVDemand, arrival: Sequence[int]) -> list[int]:
         return random.Random(0).sample(arrival, len(arrival))
 
 
 def _shared_with(nodes: Forest, beam: int) -> Callable[[int], int]:
-    """P(beam, other) of every other beam."""
+    """Return a function that gives P(beam, other) for another beam."""
     own, shared = nodes.path_bytes[beam], nodes.shared_bytes
     after = accumulate(shared[beam + 1 :], min, initial=own)
     before = accumulate(reversed(shared[1 : beam + 1]), min, initial=own)
@@ -67,10 +66,10 @@ def _shared_with(nodes: Forest, beam: int) -> Callable[[int], int]:
 
 
 def cut(demand: KVDemand, order: Sequence[int], max_batch: int | None = None) -> list[list[int]]:
-    """The order in groups, each "the largest possible group of consecutively scheduled CoTs".
+    """Cut the order into groups, each "the largest possible group of consecutively scheduled CoTs".
 
-    A group's nodes and the growth of its beams fit the capacity, and it has at most `max_batch`
-    beams. A beam that does not fit is a group of its own.
+    A group has at most `max_batch` beams. Its nodes and its beams' growth fit the capacity, unless
+    it is a single beam.
     """
     groups: list[list[int]] = []
     held: set[int] = set()
@@ -89,8 +88,7 @@ def cut(demand: KVDemand, order: Sequence[int], max_batch: int | None = None) ->
 
 
 def _fresh(demand: KVDemand, beam: int, held: Iterable[int]) -> tuple[list[int], int]:
-    """A beam's nodes from the deepest up, until one is held, as all above it are; and their bytes
-    with what the beam writes."""
+    """Return the beam's nodes that are not held, deepest first, and their bytes with its growth."""
     fresh: list[int] = []
     num_bytes, node = demand.growth_bytes[beam], demand.leaf[beam]
     while node is not None and node not in held:

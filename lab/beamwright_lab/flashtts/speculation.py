@@ -1,8 +1,7 @@
-"""What decoding ahead of selection gives, with LookAhead Verification and without: simulated.
+"""Simulate the gain of speculation, with and without LookAhead Verification (FlashTTS, 4.1.3).
 
-FlashTTS's three pairs as `flashtts.figures` has them; `--verify-ahead slack` (4.1.3) is `+L`, the
-default is without it. Then the same by what is assumed of searches.
-docs/papers/flashtts.md has the gains.
+For the three model pairs of `flashtts.figures`; `+L` is `--verify-ahead slack`. Then for other
+assumptions about searches. docs/papers/flashtts.md quotes the gains.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SPREADS, SHARES = (0.2, 0.5, 0.9), (0.3, 0.6, 0.9)
 
 
 def verified_ahead(beams: Sequence[int]) -> list[dict[str, Any]]:
-    """Goodput over the baseline's, means over seeds."""
+    """Return goodput over the baseline's for each pair and n, means over seeds."""
     work, rows = Workload(), []
     for n in beams:
         for pair in PAIRS:
@@ -42,8 +41,10 @@ def verified_ahead(beams: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def sensitivity(pair: str = "1.5B+7B", n: int = 16) -> list[dict[str, Any]]:
-    """What decoding ahead gains over the same engine without it, by what is assumed of searches:
-    the spread of step lengths, and the share of a score that is the parent's."""
+    """Return the goodput gain of speculation under different assumptions about searches.
+
+    These are the spread of step lengths, and the weight of the parent's score.
+    """
     rows = []
     for sigma, inherited in product(SPREADS, SHARES):
         work = Workload(step_sigma=sigma, inherited=inherited)
@@ -66,7 +67,7 @@ def sensitivity(pair: str = "1.5B+7B", n: int = 16) -> list[dict[str, Any]]:
 
 
 def quoted(rows: Sequence[dict[str, Any]], grid: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Least and most that decoding ahead gains, by setting."""
+    """Return the least and the largest gain of each setting, as quoted in docs/papers."""
     gains = {name: [row[name] / row[WITHOUT] for row in rows] for name in AHEAD}
     return {
         "n": [min(row["n"] for row in rows), max(row["n"] for row in rows)],
@@ -77,7 +78,7 @@ def quoted(rows: Sequence[dict[str, Any]], grid: Sequence[dict[str, Any]] = ()) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--n", type=int, nargs="+", default=[8, 16, 64, 256])
+    parser.add_argument("--n", type=int, nargs="+", default=[8, 16, 64, 256], help="paths")
     args = parser.parse_args()
     rows = verified_ahead(args.n)
     say(table(rows, ("pair", "n", WITHOUT, *AHEAD)))

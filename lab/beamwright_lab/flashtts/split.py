@@ -1,8 +1,8 @@
-"""FlashTTS's asymmetric memory (section 4.3): the split for its three pairs, and what each gives.
+"""FlashTTS's asymmetric memory (section 4.3): splits of KV memory for its three model pairs.
 
-First T_tot of the paper's search, of half and half, of equally many tokens and of both models in
-turn, on a card of 24 GB as a vendor describes it, with the time of a call; then whole searches,
-simulated, whose memory moves while they run; with `--real`, searches of the bundled models here.
+First T_tot of four strategies on a 24 GB card: the paper's search, half and half, equally many
+tokens, and taking turns. Then simulated searches with fixed and moving splits. With `--real`, also
+searches of the bundled models on this machine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def costs_of(pair: str) -> tuple[ModelCosts, ModelCosts]:
 
 
 def kv_bytes(pair: str, share: float, num_beams: int, card: HardwareProfile) -> int:
-    """What weights and activations leave of so much of the card, as FlashTTS counts it."""
+    """Return the KV memory left by both models' weights and activations, as FlashTTS counts it.
+
+    share: share of the card's memory to use.
+    """
     models = [ModelBytes(NAMED_SHAPES[name], 2) for name in PAIRS[pair]]
     fixed = sum(each.weights for each in models)
     activations = max(each.activations(num_beams) for each in models)
@@ -77,7 +80,7 @@ def workload_of(num_beams: int) -> Workload:
 
 
 def cases(pair: str, num_beams: int, card: HardwareProfile) -> Iterator[tuple[str, SplitCase]]:
-    """Whole paths that share nothing, as the paper has them, and the largest round of a tree."""
+    """Yield two cases: whole paths without sharing, as in the paper, and a tree's largest round."""
     generator, verifier = costs_of(pair)
     work = workload_of(num_beams)
     seen = in_verifier_tokens(work)
@@ -100,7 +103,7 @@ def cases(pair: str, num_beams: int, card: HardwareProfile) -> Iterator[tuple[st
 
 
 def call_ms(case: SplitCase, memory_bytes: int) -> float:
-    """The median of 50 calls."""
+    """Return the median time of 50 calls of `best_split`, in milliseconds."""
     found = []
     for _ in range(50):
         before = time.perf_counter()
@@ -192,8 +195,8 @@ def run_rows(num_beams: int, seed: int, card: HardwareProfile) -> Iterator[dict[
             return None if found is None else asdict(found)
 
         for need in NEEDS:
-            memory = int(need * 1.1 * union * per_token)  # a single search exceeds the expectation
-            say(f"{pair}: {need} of what it needs")
+            memory = int(need * 1.1 * union * per_token)  # 1.1: a random search exceeds the mean
+            say(f"{pair}: {need} of the KV that it needs")
             fixed = {part: run(memory, part, None) for part in FIXED}
             fitting = {part: each for part, each in fixed.items() if each is not None}
             best = min(fitting, key=lambda part: fitting[part]["time_s"])
@@ -231,7 +234,7 @@ PROBLEM = (
 
 
 def real_rows(num_beams: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """The bundled pair: least and median seconds, bytes loaded; all trees are the same."""
+    """Measure the bundled models with three splits, and check that all trees are equal."""
     options = {"n": num_beams, "width": WIDTH, "max_rounds": 10, "schedule": "locality"}
     with Solver(**options, kv_memory="256MiB", split=0.5) as solver:
         parts = solver._machinery
@@ -272,11 +275,11 @@ REAL_COLUMNS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--beams", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--simulated-beams", type=int, default=64)
+    parser.add_argument("--beams", type=int, nargs="+", default=[64, 512], help="n of the plans")
+    parser.add_argument("--simulated-beams", type=int, default=64, help="n of simulated searches")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", action="store_true", help="searches of the bundled models, too")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--real", action="store_true", help="also measure the bundled models")
+    parser.add_argument("--rounds", type=int, default=7, help="repeats with --real")
     given = parser.parse_args()
     card = find_profile("rtx-4090")
     plans = list(plan_rows(given.beams, card))

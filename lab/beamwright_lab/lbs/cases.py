@@ -1,7 +1,4 @@
-"""Searches of the LBS paper's evaluation, simulated: sizes of section 5.1, schedules, runs.
-
-A simulated run uses a named shape on a named GPU.
-"""
+"""Simulate the searches of the LBS paper's evaluation: sizes of section 5.1, and schedules."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from beamwright_lab.studies.lbs import LbsCase
 
 GIB = 2**30
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920
-PAPER_KV_BYTES = 7 * GIB  # of Figure 7
+PAPER_KV_BYTES = 7 * GIB  # in Figure 7
 _HALF = 2  # bytes per element of the simulated models
 _PCIE4_X8 = 15.75e9
 BASELINE = "layerwise"
@@ -39,7 +36,7 @@ SearchName = Literal["beam", "best-of-n"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A schedule with some of its parts, and how plots call it."""
+    """A schedule with options, and its label in tables."""
 
     label: str
     options: Mapping[str, Any]
@@ -49,7 +46,7 @@ def _locality(label: str, **options: Any) -> Variant:
     return Variant(label, MappingProxyType({"schedule": "locality", **options}))
 
 
-# Algorithm 1, and nothing on the device is kept from one group or step to the next.
+# Algorithm 1. No KV stays on the device between groups or steps.
 _PUBLISHED = {"planner": "greedy", "reuse": False, "batching": "grouped", "write_back": "eager"}
 _BARE = {"inter_beam": False, "balance": False, "prefetch": False}
 VARIANTS = MappingProxyType(
@@ -76,9 +73,10 @@ LOCALITY = ("lbs-inter-token", "lbs-prefetch", LBS, OURS)
 class SimulatedCase:
     """A search of the paper's evaluation.
 
-    kv_bytes: device memory for KV; None for what weights and activations leave of the GPU's.
-    link: "instant" moves any number of bytes in no time; "x8" is PCIe 4.0 with eight lanes.
-    copies_passes: how often attention over copies reads them; None for the profile's number.
+    kv_bytes: device memory for KV; None: what weights and activations leave free.
+    link: "nominal": the GPU profile's; "instant": transfers take no time; "x8": PCIe 4.0 x8.
+    copies_passes: how often attention over per-beam copies reads the KV; None: as in the GPU
+        profile.
     """
 
     model: str = "opt-6.7b"
@@ -108,7 +106,7 @@ def kv_budget_bytes(case: SimulatedCase) -> int:
 
 
 def analytic_case(case: SimulatedCase) -> LbsCase:
-    """The same search in the paper's equations."""
+    """Return the same search as input of the paper's equations."""
     model = ModelCosts.of(shape_of(case), _HALF)
     return LbsCase(
         num_layers=model.num_layers,
@@ -159,12 +157,12 @@ def _simulation(case: SimulatedCase, variant: str, layout: Layout) -> Simulation
 def simulate(
     case: SimulatedCase, variant: str, layout: Layout = Layout.DENSE
 ) -> SimulationResult | None:
-    """One simulated run; None if it does not fit."""
+    """Simulate one run; return None if it does not fit."""
     return simulate_if_fits(_simulation(case, variant, layout))
 
 
 def simulated_steps_s(case: SimulatedCase, variant: str, layout: Layout) -> list[float]:
-    """Seconds of each step (round), stalls included."""
+    """Return the seconds of each round, stalls included."""
     clock = VirtualClock()
     timeline = Timeline(lambda: clock.now_s)
     run_simulation(_simulation(case, variant, layout), clock, timeline)

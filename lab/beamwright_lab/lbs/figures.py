@@ -1,13 +1,13 @@
 """The LBS paper's Figures 4-13 in one table: its number, ours, hit or miss, and why.
 
-All simulated (the paper's cards, real schedules, a virtual clock) or from its equations; no
-verifier, as in the paper. Figure 7, and 10 which confirms it, have 7 GiB of KV, as the paper says;
-the others what weights and activations leave of the card. "LBS as published" is Algorithm 1 with
-nothing kept between groups or steps.
+Ours are simulated, with the paper's cards and real schedules, or from its equations; without a
+verifier, as in the paper. Figures 7 and 10 use 7 GiB of KV, as the paper says; the others use what
+weights and activations leave free. "LBS as published" is Algorithm 1, with no KV kept between
+groups or steps.
 
-How often attention over copies reads them (six times) is fitted to Figure 11's layer-wise bar, so
-that bar is no prediction, and every time of a schedule with copies depends on it: the second table
-says how much.
+One constant is fitted to Figure 11's layer-wise bar: attention over per-beam copies reads them six
+times. So that bar is no prediction, and all times of schedules with copies depend on the fit. The
+second table shows how much.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ _COLUMNS = ("figure", "what", "paper", "ours", "verdict", "why")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table. verdict: exact, hit, miss or fitted; None: beyond the paper."""
+    """A row of the table.
+
+    verdict: "exact", "hit", "miss" or "fitted"; None: the paper has no such number.
+    """
 
     figure: str
     what: str
@@ -59,7 +62,10 @@ class Line:
 
 
 def verdict(hit: bool, *, fitted: bool = False) -> str:
-    """`fitted` where a constant was chosen to make it a hit."""
+    """Return the verdict of a comparison.
+
+    fitted: True if a constant was chosen to make it a hit.
+    """
     return ("fitted" if fitted else "hit") if hit else "miss"
 
 
@@ -70,7 +76,10 @@ def run(case: SimulatedCase, variant: str, layout: Layout = Layout.DENSE) -> Sim
 
 
 def speedup(case: SimulatedCase, variant: str, layout: Layout = Layout.DENSE) -> float | None:
-    """Over layer-wise with a copy per beam; None where that does not fit, or loads nothing."""
+    """Return the speed-up over layer-wise offloading with a copy per beam.
+
+    None if layer-wise offloading does not fit, or loads nothing.
+    """
     baseline = simulate(case, BASELINE)
     if baseline is None or not baseline.h2d_bytes:
         return None
@@ -257,7 +266,7 @@ def figure_13(quick: bool) -> Iterator[Line]:
             yield Line("13", what, f"up to {paper}", f"up to {max(found):.2f}", verdict(hit), why)
 
 
-# 6 and 8 are drawings.
+# Figures 6 and 8 are drawings.
 FIGURES: dict[int, Callable[[bool], Iterator[Line]]] = {
     4: figure_4, 5: figure_5, 7: figure_7, 9: figure_9, 10: figure_10, 11: figure_11,
     12: figure_12, 13: figure_13,
@@ -268,7 +277,10 @@ FIGURES: dict[int, Callable[[bool], Iterator[Line]]] = {
 
 
 def sensitivity(passes: Sequence[float]) -> list[dict[str, Any]]:
-    """OPT-6.7B, 64 beams, steps of 32, by how often copies are read. Shared KV is read once."""
+    """Return how speed-ups depend on the fitted constant, for OPT-6.7B, 64 beams, steps of 32.
+
+    passes: how often attention over copies reads the KV. Shared KV is read once.
+    """
     shared, streamed = (run(CARD, variant, Layout.TREE) for variant in (OURS, BASELINE))
     rows = []
     for number in passes:

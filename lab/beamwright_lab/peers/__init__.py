@@ -1,1 +1,1 @@
-"""Beamwright beside other engines, and beside models of their rules."""
+"""Benchmarks of Beamwright beside other engines."""

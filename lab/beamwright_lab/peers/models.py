@@ -1,6 +1,6 @@
-"""The models that all sides load: the bundled ones, and random ones, written once.
+"""Checkpoints that all engines of a benchmark load: bundled ones, and random ones written once.
 
-`qwen2.5-0.5b` and `qwen2.5-1.5b` have the shapes of Qwen2.5's, in bfloat16 as those are published.
+`qwen2.5-0.5b` and `qwen2.5-1.5b` are random weights in Qwen2.5's shapes and bfloat16.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ _LARGER_SIZES = _LARGE_SIZES | {
     "num_attention_heads": 12,
     "intermediate_size": 8960,
 }
-# Random layers give nearly equal logits; a trained model's mass lies on few tokens of the 151,936.
-# With the final norm's weight at this, the entropy is about that of text (2 to 3 nats).
+# Weight of the final norm. Random layers would give nearly equal logits; with this weight, the
+# entropy of next tokens is about that of text (2 to 3 nats).
 _FINAL_NORM = 8.0
 _SPECIAL_WORDS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def model_folder(name: str) -> Path:
-    """`bundled`, a random model (written once, from a fixed seed) or a folder."""
+    """Return the folder of a model.
+
+    name: "bundled", a random model (written at the first call, with a fixed seed) or a folder.
+    """
     if name == "bundled":
         return resolve_folder("bundled", "generator")
     if name not in _SIZES:
@@ -57,7 +60,10 @@ def model_folder(name: str) -> Path:
 
 
 def int8_folder(folder: Path) -> Path:
-    """The same beside it, with its projections in int8 a row, as vLLM's W8A8 reads them."""
+    """Write the model with int8 projections, for vLLM's W8A8, into a folder beside its own, once.
+
+    Returns that folder.
+    """
     from safetensors.torch import load_file, save_file
 
     place = folder.with_name(f"{folder.name}-int8")
@@ -114,10 +120,10 @@ def _write_large(folder: Path, sizes: Mapping[str, int]) -> Mapping[str, Any]:
 
 
 def _write_bpe(folder: Path, num_words: int) -> None:
-    """Byte-level BPE: every byte, then words of up to four letters behind a blank.
+    """Write a byte-level BPE tokenizer: all bytes, then words of up to four letters after a space.
 
-    Cut into the pieces of Qwen2's tokenizer: `transformers` reads every Qwen2 folder with that
-    class. The blank before a text's first word is the template's.
+    The files are those of Qwen2's tokenizer, whose class `transformers` uses for every Qwen2
+    folder. The chat template adds the space before a text's first word.
     """
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.decoders import ByteLevel

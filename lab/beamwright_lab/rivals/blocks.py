@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 
 class PrefixBlocks:
-    """Blocks with reference counts. A key stands for the content of a full block and its prefix.
+    """Blocks with reference counts. A key identifies the content of a full block and its prefix.
 
-    A block that nobody holds keeps its content until it is allocated again: from the front of the
-    free queue, where blocks without a key go, those with one to its back.
+    A free block keeps its content until it is allocated again. Blocks are allocated from the front
+    of the free queue; a freed block goes to the back if it has a key, else to the front.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -23,16 +23,16 @@ class PrefixBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of blocks without references."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
-        """Distinct blocks that somebody holds."""
+        """Number of blocks with references."""
         return self.num_blocks - len(self._free)
 
     def match(self, keys: Iterable[int]) -> list[int]:
-        """Blocks with the content of the first keys, up to the first one that is not cached."""
+        """Return the cached blocks of these keys, up to the first key that is not cached."""
         found = []
         for key in keys:
             blocks = self._cached.get(key)
@@ -42,12 +42,12 @@ class PrefixBlocks:
         return found
 
     def fits(self, hits: Sequence[int], num_blocks: int) -> bool:
-        """Whether a sequence of `num_blocks`, these hits included, can be held."""
+        """Return True if a sequence of `num_blocks`, `hits` included, can be allocated."""
         idle = sum(not self._holders[block] for block in hits)
         return num_blocks - len(hits) + idle <= len(self._free)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more holder of each."""
+        """Add one reference to each block."""
         for block in blocks:
             if not self._holders[block]:
                 del self._free[block]
@@ -55,7 +55,7 @@ class PrefixBlocks:
         self.peak_held = max(self.peak_held, self.num_held)
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """New blocks, held once; what they cached is lost. None if there are not enough."""
+        """Return blocks with one reference, without their old content; None if too few are free."""
         if num_blocks > len(self._free):
             return None
         taken = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
@@ -66,14 +66,14 @@ class PrefixBlocks:
         return taken
 
     def store(self, block: int, key: int) -> None:
-        """The block's content is full, and can be found by this key."""
+        """Enter a full block into the prefix cache."""
         if self._keys[block] != key:
             self._forget(block)
             self._keys[block] = key
             self._cached.setdefault(key, []).append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One holder less of each block of a sequence, its tail first."""
+        """Remove one reference from each block of a sequence, starting with its last block."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if not self._holders[block]:

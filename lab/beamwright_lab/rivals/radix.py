@@ -1,4 +1,4 @@
-"""SGLang's prefix cache: a tree of whole steps with locks, evicted from its least used leaves."""
+"""SGLang's radix cache: a tree of steps with locks, evicted from the least recently used leaves."""
 
 from __future__ import annotations
 
@@ -10,29 +10,36 @@ from itertools import count
 
 from beamwright.tree import Lineage
 
-# When a step is needed next; infinite if never.
+# Returns when a step is needed next; infinite if never.
 NextUse = Callable[[Lineage], float]
 
 
 @dataclass(eq=False)
 class _Entry:
-    """A step's KV. tokens: on the device, or when it left; stored: of them on the host."""
+    """The KV of a step.
+
+    tokens: tokens on the device, or at the time of eviction.
+    stored: tokens also on the host.
+    children: number of child steps on the device.
+    used: increasing number of the last use.
+    """
 
     tokens: int = 0
     stored: int = 0
     on_device: bool = False
     locks: int = 0
-    children: int = 0  # on the device
+    children: int = 0
     used: int = 0
 
 
 class RadixCache:
-    """Steps by lineage. A step is on the device only while its parent is.
+    """KV of steps by lineage. A step is on the device only if its parent is.
 
-    host: evicted steps are kept there, without limit. write_through: what is inserted is stored
-    there at once (`take_unstored`), so that eviction stores nothing. next_use: where the
-    future is known, what is needed last is evicted first (Belady), and what is needed never is not
-    stored; else the least recently used goes first.
+    host: evicted steps are stored on the host, without limit.
+    write_through: inserted tokens are stored on the host at once (`take_unstored`), so eviction
+        stores nothing.
+    next_use: for a known future. Steps needed last are evicted first (Belady), and steps that are
+        never needed again are not stored. None: evict the least recently used.
     """
 
     def __init__(
@@ -45,27 +52,27 @@ class RadixCache:
         self._clock = count(1)
 
     def on_device(self, node: Lineage) -> int:
-        """Tokens of a step on the device; 0 if it is not there."""
+        """Return the step's tokens on the device; 0 if it is not there."""
         entry = self._entries.get(node)
         return entry.tokens if entry is not None and entry.on_device else 0
 
     def on_host(self, node: Lineage) -> int:
-        """Tokens of a step that is on the host alone; 0 if it is not."""
+        """Return the step's tokens on the host; 0 if it is on the device or unknown."""
         entry = self._entries.get(node)
         return 0 if entry is None or entry.on_device else entry.stored
 
     def idle_tokens(self, node: Lineage) -> int:
-        """Tokens of a step on the device that nobody has locked."""
+        """Return the step's tokens on the device if it is unlocked, else 0."""
         entry = self._entries.get(node)
         return 0 if entry is None or entry.locks or not entry.on_device else entry.tokens
 
     @property
     def evictable_tokens(self) -> int:
-        """Tokens that no request has locked."""
+        """Tokens on the device that no request has locked."""
         return self.tokens - self.locked_tokens
 
     def insert(self, node: Lineage, tokens: int) -> int:
-        """So many tokens of a step are on the device; returns how many were not there."""
+        """Add a step's first `tokens` tokens to the device; return how many were not there."""
         entry = self._entries.setdefault(node, _Entry())
         if not entry.on_device:
             entry.on_device, entry.tokens = True, 0
@@ -84,19 +91,19 @@ class RadixCache:
         return added
 
     def take_unstored(self) -> int:
-        """Tokens to be sent to the host that were inserted since this was asked last."""
+        """Return the tokens to write through to the host since the last call."""
         taken, self._unstored = self._unstored, 0
         return taken
 
     def lock(self, node: Lineage) -> None:
-        """A request reads this step, which is on the device."""
+        """Protect a step on the device from eviction, for one request."""
         entry = self._entries[node]
         if not entry.locks:
             self.locked_tokens += entry.tokens
         entry.locks += 1
 
     def unlock(self, node: Lineage) -> None:
-        """It does not any more."""
+        """Release one request's lock."""
         entry = self._entries[node]
         entry.locks -= 1
         if not entry.locks:
@@ -104,7 +111,7 @@ class RadixCache:
             self._use(node, entry)
 
     def load(self, node: Lineage) -> int:
-        """Bring a step back from the host; returns its tokens."""
+        """Load a step from the host; return its tokens."""
         entry = self._entries[node]
         entry.on_device, entry.tokens = True, entry.stored
         self.tokens += entry.tokens
@@ -113,8 +120,10 @@ class RadixCache:
         return entry.tokens
 
     def evict(self, num_tokens: int) -> int:
-        """Free at least so many tokens, leaves first, as far as they are not locked; returns the
-        tokens that have to be stored on the host before."""
+        """Evict unlocked leaves until `num_tokens` are free or no such leaf is left.
+
+        Returns the tokens that must be stored on the host first.
+        """
         freed = stored = 0
         while freed < num_tokens and self._leaves:
             _, used, node = heapq.heappop(self._leaves)
@@ -142,7 +151,7 @@ class RadixCache:
         self._list(node, entry)
 
     def _list(self, node: Lineage, entry: _Entry) -> None:
-        """Note it among the leaves if it is one that can go."""
+        """Queue the step for eviction if it is an unlocked leaf."""
         if self._can_go(entry):
             rank = entry.used if self._next_use is None else -self._next_use(node)
             heapq.heappush(self._leaves, (rank, entry.used, node))

@@ -1,4 +1,4 @@
-"""What a serving engine is sent, and what it answers: requests, iterations, the engine's verbs."""
+"""Requests to a simulated serving engine, its iterations, and its interface."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from beamwright.tree import Lineage
 
 @dataclass(eq=False)
 class StepRequest:
-    """The next step of one beam, sent as a prompt.
+    """A request to decode the next step of one beam, whose path is the prompt.
 
-    path: the nodes of the prompt, the root () first; lengths: tokens of each.
-    node: whose step is decoded; step_tokens: that it will have.
-    score: of the path so far, from the verifier; None where it has none.
-    drawn: tokens sampled so far; computed: tokens of prompt and step whose KV is on the device.
+    path: nodes of the prompt, the root () first; lengths: tokens of each.
+    node: the node of the step; step_tokens: tokens that the step will have.
+    score: the verifier's score of the path; None: not scored.
+    drawn: tokens sampled so far.
+    computed: tokens of prompt and step that have KV.
     """
 
     path: tuple[Lineage, ...]
@@ -33,23 +34,23 @@ class StepRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and step so far; the newest one has no KV yet."""
+        """Tokens of prompt and step so far. The newest sampled token has no KV yet."""
         return self.prompt_tokens + self.drawn
 
     @property
     def final_tokens(self) -> int:
-        """The same when the step is complete."""
+        """Tokens of prompt and complete step."""
         return self.prompt_tokens + self.step_tokens
 
     @property
     def complete(self) -> bool:
-        """True once all tokens are drawn."""
+        """True once all tokens of the step are sampled."""
         return self.drawn == self.step_tokens
 
     def forward(self, num_tokens: int, passes: int = 1) -> None:
-        """So many more tokens have KV in each pass; one that ends at the newest draws another.
+        """Compute KV of `num_tokens` tokens per pass; sample a token once all have KV.
 
-        Only rows of one token have several passes.
+        More than one pass is allowed only if `num_tokens` is 1.
         """
         self.computed += num_tokens * passes
         if passes > 1:
@@ -60,14 +61,15 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What the engine does next.
+    """The work that the engine schedules next.
 
-    rows: tokens that each request forwards in one pass; passes: how many such passes come before
-        anything can change (more than one only where each row forwards one token).
-    distinct_tokens: KV that the rows read where shared parts are read once, new tokens included.
-    loads: (request, tokens) to bring from the host before the request can run.
-    load_tokens: to bring while the pass runs, which ends no earlier.
-    store_tokens: to send to the host meanwhile; evicted_tokens: to send before the pass begins.
+    rows: requests, each with its tokens in one pass.
+    passes: equal passes until the schedule can change; 1 unless every row has one token.
+    distinct_tokens: KV tokens read if shared prefixes are read once, new tokens included.
+    loads: (request, tokens) to load from the host before the request can run.
+    load_tokens: tokens to load during the pass, which ends no earlier than the load.
+    store_tokens: tokens to store on the host during the pass.
+    evicted_tokens: tokens to store on the host before the pass.
     """
 
     rows: Sequence[tuple[StepRequest, int]] = ()
@@ -80,11 +82,11 @@ class Iteration:
 
 
 class RequestEngine(Protocol):
-    """Takes requests, says what runs next, and hears when it has run.
+    """A scheduler of requests, driven by `simulator.engines.EngineRun`.
 
-    preemptions: requests that lost their place and their KV. stopped: nodes whose request was ended
-    for good before its step was complete, by an engine that does so. peak_tokens, host_peak_tokens:
-    most KV on either side.
+    preemptions: number of preempted requests.
+    stopped: nodes whose requests the engine ended before their steps were complete.
+    peak_tokens, host_peak_tokens: most tokens of KV on device and host.
     """
 
     preemptions: int
@@ -96,24 +98,24 @@ class RequestEngine(Protocol):
     def host_peak_tokens(self) -> int: ...
 
     def submit(self, requests: Sequence[StepRequest]) -> None:
-        """Queue requests. The device has to hold any one of them, and a block more."""
+        """Queue requests. Each of them must fit the device with one more block."""
         ...
 
     def schedule(self) -> Iteration:
-        """The next iteration; without rows where everything waits for loads."""
+        """Return the next iteration; it has no rows if all requests wait for loads."""
         ...
 
     def loaded(self, request: StepRequest) -> None:
-        """What a request waited for has arrived."""
+        """Continue with a request whose load has finished."""
         ...
 
     def commit(self, iteration: Iteration) -> list[StepRequest]:
-        """The iteration has run; returns the requests that are complete."""
+        """Account for an iteration that has run; return the requests that are complete."""
         ...
 
 
 class PlannedStep(Protocol):
-    """A step of a search that is known in advance."""
+    """A known step of a search."""
 
     @property
     def lineage(self) -> Lineage: ...
@@ -124,9 +126,9 @@ class PlannedStep(Protocol):
 
 
 def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[list[StepRequest]]:
-    """The requests of each round of a search, siblings beside each other.
+    """Return the requests of each round, in lineage order.
 
-    search-and-learn sends them in another order; this one is what prefix caches like best.
+    This order suits prefix caches best. search-and-learn's differs.
     """
     lengths: dict[Lineage, int] = {(): prompt_tokens}
     scores: dict[Lineage, float | None] = {(): None}

@@ -1,19 +1,22 @@
-"""SGLang's scheduler: deepest prefixes first, room for growth reserved, retraction, HiCache.
+"""SGLang's scheduler: `dfs-weight` order, reserved room for growth, retraction, HiCache.
 
-The rules of `managers/schedule_policy` and `mem_cache`: prefill batches come before decoding. A
-request is admitted while what it must compute and draw fits into what is free or evictable, less
-a share of what the running ones may still draw; the first that does not fit ends admission. The
-share falls from 0.7 to 0.098 within 600 steps of decoding, and is set anew by a retraction: where
-the next token of every row does not fit, the request with the fewest new tokens loses its KV and
-goes to the end of the queue. `dfs-weight` puts the children with most waiting requests first. The
-KV of a step enters the prefix cache when the step is complete; least recently used leaves are
-evicted. HiCache with `write_through`, its default: what enters the cache is copied to the host
-while passes run, and eviction waits for nothing. With `write_back` what is evicted is stored first,
-and waited for. From ten tokens on a prefix is loaded back at admission, layer by layer behind the
-prefill.
+The rules follow `managers/schedule_policy` and `mem_cache`:
 
-Kinder than the real engine: the host holds everything, pages are single tokens, and what is still
-on its way to the host may be evicted.
+- Prefill batches come before decoding. A request is admitted if the tokens that it will compute and
+  sample fit the free and evictable memory, minus a share of the running requests' growth. The first
+  request that does not fit ends admission.
+- The share falls from 0.7 to 0.098 within 600 decoding steps.
+- Retraction: if the next token of every row does not fit, the request with the fewest new tokens
+  loses its KV and joins the end of the queue. The share is then computed again.
+- `dfs-weight` puts the subtrees with the most waiting requests first.
+- The KV of a step enters the prefix cache when the step is complete. Least recently used leaves are
+  evicted.
+- HiCache, `write_through` (default): KV that enters the cache is copied to the host during passes,
+  so eviction is free. `write_back`: evicted KV is stored first, and the device waits.
+- A prefix of ten or more tokens on the host is loaded at admission, overlapped with the prefill.
+
+Idealised: the host is unlimited, pages are single tokens, and KV may be evicted while it is still
+being copied to the host.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ _MOST_PASSES = 16
 class SglangEngine:
     """SGLang as `RequestEngine`.
 
-    num_tokens: of KV on the device. hicache: how KV gets to a host tier; None without one.
-    foresight: evict what is needed last instead of what was used longest ago.
+    num_tokens: KV capacity of the device.
+    hicache: write policy of the host tier; None: no host tier.
+    foresight: known next uses, for Belady's eviction; None: LRU.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class SglangEngine:
         self.waiting: list[StepRequest] = []
         self.reserved = _RESERVED
         self._num_tokens = num_tokens
-        self._own: dict[StepRequest, int] = {}  # tokens of KV that are a request's alone
+        self._own: dict[StepRequest, int] = {}  # KV tokens outside the prefix cache
         self._own_tokens = 0
         self._admitted: list[StepRequest] = []
         self._locked: dict[StepRequest, tuple[Lineage, ...]] = {}
@@ -83,7 +87,7 @@ class SglangEngine:
         return self._prefill() or self._decode()
 
     def loaded(self, request: StepRequest) -> None:
-        """Never asked for: loads are part of an iteration."""
+        """Raise: this engine's loads are part of an iteration."""
         raise AssertionError(request)
 
     def commit(self, iteration: Iteration) -> list[StepRequest]:
@@ -104,7 +108,7 @@ class SglangEngine:
         return done
 
     def _share_prompt(self, request: StepRequest) -> None:
-        """After its prefill, a prompt is in the cache; what another one put there is dropped."""
+        """Move a prefilled prompt into the prefix cache, and drop duplicate KV."""
         for node, length in zip(request.path, request.lengths, strict=True):
             self.cache.insert(node, length)
         for node in request.path[len(self._locked[request]) :]:
@@ -113,12 +117,12 @@ class SglangEngine:
         self._hold(request, request.computed - request.prompt_tokens - self._own[request])
 
     def _hold(self, request: StepRequest, num_tokens: int) -> None:
-        """So many more tokens are the request's alone."""
+        """Add tokens of KV that only this request uses."""
         self._own[request] = self._own.get(request, 0) + num_tokens
         self._own_tokens += num_tokens
 
     def _drop(self, request: StepRequest) -> None:
-        """The request gives back what it holds."""
+        """Free the request's own KV, and unlock its path."""
         self._own_tokens -= self._own.pop(request)
         for node in self._locked.pop(request):
             self.cache.unlock(node)
@@ -126,7 +130,7 @@ class SglangEngine:
     # --- admission ---------------------------------------------------------------------------
 
     def _prefill(self) -> Iteration | None:
-        """A batch of new requests; None if none can be admitted."""
+        """Return a prefill of newly admitted requests; None if none can be admitted."""
         rows: list[tuple[StepRequest, int]] = []
         computing: set[Lineage] = set()
         left, loads, stored = _MAX_PREFILL_TOKENS, 0, 0
@@ -139,7 +143,7 @@ class SglangEngine:
             if needed + future + 1 >= room or found.missing_tokens > left:
                 break
             if found.missing_tokens > _IN_BATCH_TOKENS and not computing.isdisjoint(found.missing):
-                continue  # what it lacks is being computed: it comes with the next batch
+                continue  # this batch computes its prefix: admit it in the next one
             computing.update(found.missing)
             self.waiting.remove(request)
             if self._foresight is not None:
@@ -169,7 +173,7 @@ class SglangEngine:
         )
 
     def _sort(self) -> None:
-        """`dfs-weight`: heavier subtrees first; a node's own requests after its children's."""
+        """Sort by `dfs-weight`: heavier subtrees first, a node's own requests after them."""
         if self._sorted:
             return
         own: dict[Lineage, list[StepRequest]] = {}
@@ -194,7 +198,7 @@ class SglangEngine:
         self.waiting, self._sorted = ordered, True
 
     def _room(self) -> float:
-        """Tokens that are free or evictable, less what is reserved for the running requests."""
+        """Return the free and evictable tokens that are not reserved for running requests."""
         growth = sum(
             min(request.step_tokens - request.drawn, _MOST_RESERVED_TOKENS)
             for request in self.running
@@ -205,7 +209,7 @@ class SglangEngine:
         return self._num_tokens - self.cache.locked_tokens - self._own_tokens
 
     def _make_room(self, num_tokens: int) -> int:
-        """Evict so that there is room; returns the tokens to store on the host before."""
+        """Evict until `num_tokens` are free; return the tokens to store on the host first."""
         free = self._num_tokens - self.cache.tokens - self._own_tokens
         return self.cache.evict(num_tokens - free) if num_tokens > free else 0
 
@@ -216,7 +220,7 @@ class SglangEngine:
         rows = self.running
         most = min(request.step_tokens - request.drawn for request in rows)
         if self.waiting:
-            most = 1  # the reserve shrinks with every pass, and somebody may be admitted
+            most = 1  # the reserve shrinks with every pass, so a request may be admitted
         passes = max(1, min(most, self._available() // len(rows), _MOST_PASSES))
         stored = self._make_room(len(rows) * passes)
         self._note_peak(len(rows) * passes)
@@ -231,7 +235,7 @@ class SglangEngine:
         )
 
     def _retract(self) -> None:
-        """Until the next token of every row fits."""
+        """Retract requests until the next token of every row fits."""
         before = self.preemptions
         while self._available() < len(self.running):
             victim = min(self.running, key=lambda each: (each.drawn, -each.prompt_tokens))
@@ -247,7 +251,7 @@ class SglangEngine:
             self.reserved = min(1.0, (drawn + _RETRACT_STEPS * len(self.running)) / total)
 
     def _distinct(self, requests: Iterable[StepRequest]) -> int:
-        """Tokens that these requests read, shared ones once."""
+        """Return the distinct KV tokens that these requests read."""
         chosen = list(requests)
         nodes = {node for request in chosen for node in request.path}
         shared = sum(map(self.cache.on_device, nodes))
@@ -259,7 +263,11 @@ class SglangEngine:
 
 
 class _Match:
-    """Where the KV of a request's prompt is: a prefix on the device, more of it on the host."""
+    """Where a request's prefix has KV: nodes on the device, nodes on the host, then missing ones.
+
+    idle_tokens: unlocked tokens of the nodes on the device.
+    missing_tokens: tokens that the prefill must compute.
+    """
 
     def __init__(self, cache: RadixCache, request: StepRequest) -> None:
         self.on_device: list[Lineage] = []
@@ -286,7 +294,7 @@ class _Match:
 
 
 class AdmissionForesight:
-    """Next uses of steps, were each round's requests admitted in the order given."""
+    """Next uses of steps, if requests are admitted in the given order of each round."""
 
     def __init__(self, rounds: Sequence[Sequence[StepRequest]]) -> None:
         self._most = 1 + max(map(len, rounds))
@@ -301,11 +309,11 @@ class AdmissionForesight:
         self._now = (0, 0)
 
     def admitted(self, request: StepRequest) -> None:
-        """Time has come to this request."""
+        """Advance the current position to this request."""
         self._now = max(self._now, self._place[request.node])
 
     def next_use(self, node: Lineage) -> float:
-        """A moment that orders steps by their next use; infinite if there is none."""
+        """Return a number that orders steps by their next use; infinite if there is none."""
         number, place = self._now
         _, last = self._uses.get((number, node), (0, -1))
         if last > place:

@@ -1,15 +1,17 @@
 """vLLM's scheduler: first come, first served; preemption by recompute; an optional host tier.
 
-The rules of `v1/core/sched`: running requests are served in order; where a block is missing the
-one admitted last is preempted, keeps its tokens and goes to the head of the queue; an iteration
-that preempted admits nobody; admission needs room for the whole present sequence and none for its
-future, and ends at the first request that does not fit. Prefix hits are whole blocks and leave at
-least one token to compute. The host tier is the offloading connector with `offload_prompt_only`
-off: full blocks are stored once they are computed, loads are what follows the hits on the device
-without a gap, and arrive while others run.
+The rules follow `v1/core/sched`:
 
-Kinder than the real engine: the host holds everything, requests that need a block on its way share
-it, and all rows of a search may run at once unless `max_running` says otherwise.
+- Running requests are served in order. If a block is missing, the request admitted last is
+  preempted, keeps its tokens and goes to the head of the queue.
+- An iteration that preempted admits no request. Admission needs blocks for the sequence so far,
+  none for its growth, and ends at the first request that does not fit.
+- Prefix hits are whole blocks, and leave at least one token to compute.
+- The host tier is the offloading connector with `offload_prompt_only` off: blocks are stored when
+  full. Blocks that directly follow the device's hits are loaded while other requests run.
+
+Idealised: the host is unlimited, requests share blocks that are being loaded, and `max_num_seqs` is
+unlimited unless `max_running` is set.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ _MAX_BATCHED_TOKENS = 8192
 
 
 class VllmEngine:
-    """vLLM as `RequestEngine`. num_blocks: of the device; offload: with a host tier.
+    """vLLM as `RequestEngine`.
 
-    max_running: most requests at a time (`max_num_seqs`); None for as many as fit.
+    num_blocks: KV blocks of the device.
+    offload: True for a host tier.
+    max_running: most requests at a time (`max_num_seqs`); None: unlimited.
     """
 
     def __init__(
@@ -48,8 +52,8 @@ class VllmEngine:
         self._size, self._offload = block_tokens, offload
         self._max_running, self._max_batched_tokens = max_running, max_batched_tokens
         self._blocks: dict[StepRequest, list[int]] = {}
-        self._kept: dict[StepRequest, int] = {}  # leading blocks that can be found
-        self._loading: dict[StepRequest, list[int]] = {}  # keys of new blocks
+        self._kept: dict[StepRequest, int] = {}  # number of leading blocks in the prefix cache
+        self._loading: dict[StepRequest, list[int]] = {}  # keys of blocks being loaded
         self._arriving: set[int] = set()
         self._on_host: set[int] = set()
         self._num_unsaved = self._num_ousted = 0
@@ -107,8 +111,10 @@ class VllmEngine:
     # --- blocks ------------------------------------------------------------------------------
 
     def _grow(self, request: StepRequest, num_tokens: int) -> bool:
-        """Blocks for so many tokens of a running request, others ousted for it; False if it has
-        lost its own."""
+        """Allocate blocks for `num_tokens` tokens of a running request, preempting if needed.
+
+        Returns False if the request itself was preempted.
+        """
         while (blocks := self._blocks.get(request)) is not None:
             missing = self._count(num_tokens) - len(blocks)
             if (found := self.pool.allocate(max(0, missing))) is not None:
@@ -125,7 +131,7 @@ class VllmEngine:
         return self.running[-1]
 
     def _oust(self, request: StepRequest) -> None:
-        """What becomes of a request that has lost its blocks."""
+        """Requeue a request whose blocks were freed, to be recomputed."""
         self.preemptions += 1
         request.computed = 0
         self.waiting.appendleft(request)
@@ -152,7 +158,7 @@ class VllmEngine:
             request.computed = known * self._size
             late = not self._arriving.isdisjoint(keys[: len(hits)])
             new = 0 if num_loaded or late else min(request.num_tokens - request.computed, budget)
-            # What is loaded or computed in this iteration is found by the next request already.
+            # The next request already hits blocks loaded or computed in this iteration.
             full = (request.computed + new) // self._size
             for block, key in zip(fresh, keys[len(hits) : full], strict=False):
                 self.pool.store(block, key)
@@ -174,7 +180,7 @@ class VllmEngine:
         return num
 
     def _keep_full(self, request: StepRequest) -> None:
-        """Blocks that are full by now can be found, and are stored on the host."""
+        """Enter newly full blocks into the prefix cache, and store them on the host."""
         blocks, keys = self._blocks[request], self.keys(request)
         full = request.computed // self._size
         for place in range(self._kept[request], full):
@@ -187,7 +193,7 @@ class VllmEngine:
     # --- counting ----------------------------------------------------------------------------
 
     def keys(self, request: StepRequest) -> tuple[int, ...]:
-        """One key per block that prompt and step fill, prefix first."""
+        """Return the keys of the blocks that prompt and step will fill, in order."""
         known = self._keys.get(request.node)
         if known is not None:
             return known
@@ -209,7 +215,7 @@ class VllmEngine:
         return -(-num_tokens // self._size)
 
     def _passes(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
-        """Passes until a block is full or a step complete."""
+        """Return the equal passes until a block is full or a step complete."""
         if self._loading or not rows or any(new > 1 for _, new in rows):
             return 1
         if any(request.computed + 1 < request.num_tokens for request, _ in rows):
@@ -220,7 +226,7 @@ class VllmEngine:
         )
 
     def _distinct(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
-        """Tokens in the blocks of the running requests, those of this pass included."""
+        """Return the distinct tokens of the running requests, this pass's included."""
         empty = sum(
             len(self._blocks[request]) * self._size - request.computed - new
             for request, new in rows
@@ -230,15 +236,15 @@ class VllmEngine:
 
 
 class StepEngine(VllmEngine):
-    """STEP's rule on vLLM: where memory ends, the path with the lowest score ends with it.
+    """STEP on vLLM (arXiv 2601.09093): when memory runs out, it stops the lowest-scored path.
 
-    arXiv 2601.09093: nothing is preempted, so nothing is computed again and nobody waits for what
-    he has lost. The paper scores with a small head on hidden states; here it is the verifier's
-    score of the path so far. The tree that is left is another one, and a smaller.
+    No path is preempted, so no KV is recomputed. The search tree becomes smaller. The paper scores
+    with a small head on hidden states; here the score is the verifier's, of the path before the
+    step.
     """
 
     def _victim(self) -> StepRequest:
-        """The lowest score; of equal ones the request admitted last."""
+        """Return the request with the lowest score; among equals, the one admitted last."""
         return min(reversed(self.running), key=_score)
 
     def _oust(self, request: StepRequest) -> None:

@@ -1,12 +1,12 @@
-"""What a token takes where selections are found beside it: AsyncSpade's two conditions, measured.
+"""Measure whether sparse selection hides behind the forward pass (AsyncSpade, section 4.3).
 
-Section 4.3: what the cache rank does for a pack of layers, and the copies of a pack, should each
-take less than the forward pass has for it. Here one thread computes, and a second one is the cache
-rank, with all KV at home on the host of a CPU (`sparse_home`): both sides are the same processor,
-so that it shows what is hidden, and no card's speed. A random model decodes behind random KV; one
-path, or several of their own. Methods take turns; of a row's rounds the fastest one is shown, and
-milliseconds are a token's. CPU: of the thread that computes, and of the rank's (its selections and
-copies), which others on the machine do not lengthen.
+The paper's two conditions: for a pack of layers, selecting on the cache rank, and copying the
+selection, must each take less time than the pack's forward pass. Here one thread computes and a
+second one is the cache rank, with all KV on the host (`sparse_home`). Both run on one CPU, so this
+shows what is hidden, not a GPU's speed. A random model decodes behind random KV, with one or more
+separate paths. Methods take turns, and the fastest round of each is shown, in milliseconds per
+token. CPU times are those of the computing thread and of the rank's (selections and copies), so
+other load on the machine does not count.
 
     python -m beamwright_lab.sparse.hiding
     python -m beamwright_lab.sparse.hiding --home device --methods off exact pages ahead-pages
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 class Decoding:
-    """Rows that decode behind paths of so many random tokens, by one method."""
+    """A decoding session of one sparse method, behind `tokens` tokens of random KV per row."""
 
     def __init__(self, method: str, tokens: int, args: argparse.Namespace) -> None:
         options: dict[str, Any] = {"sparse": method, "select": args.select, "sparse_from": 0}
@@ -61,7 +61,7 @@ class Decoding:
         self.store.fetch = self._timed(model.store.fetch)  # type: ignore[method-assign]
 
     def _timed(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
-        """Copies what is selected, and counts what that takes of its thread."""
+        """Wrap `fetch`, which copies selected KV, so that its CPU time is counted."""
 
         def timed(slots: Any) -> Any:
             began = time.thread_time()
@@ -73,7 +73,7 @@ class Decoding:
 
     @torch.inference_mode()
     def run(self, count: int) -> tuple[float, Row]:
-        """Seconds of so many tokens of every row, and what was counted."""
+        """Decode `count` tokens of every row; return the seconds and the columns of the table."""
         before = self.counts.copy()
         began, own, both = time.perf_counter(), time.thread_time(), time.process_time()
         self._copied_s = 0.0
@@ -97,7 +97,7 @@ class Decoding:
 
 
 def rows_of(tokens: int, args: argparse.Namespace) -> list[Row]:
-    """A row of each method."""
+    """Measure all methods in alternating rounds; return a row per method."""
     made = {method: Decoding(method, tokens, args) for method in args.methods}
     found: dict[str, list[tuple[float, Row]]] = {method: [] for method in made}
     for each in made.values():
@@ -120,14 +120,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])
-    parser.add_argument("--home", choices=["device", "host"], default="host")
-    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--home", choices=["device", "host"], default="host", help="of KV")
+    parser.add_argument("--rows", type=int, default=1, help="paths decoded together")
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--full-layers", type=int, default=0)
-    parser.add_argument("--select", type=int, default=256)
-    parser.add_argument("--count", type=int, default=16, help="tokens of a round")
+    parser.add_argument("--full-layers", type=int, default=0, help="without selection")
+    parser.add_argument("--select", type=int, default=256, help="tokens to select")
+    parser.add_argument("--count", type=int, default=16, help="tokens per round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of the decoder")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of the decoder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rows = [row for tokens in args.tokens for row in rows_of(tokens, args)]

@@ -1,11 +1,12 @@
-"""The ledger: accuracy of long free-running decoding that looks back far, and its tokens checked.
+"""Ledger benchmark: accuracy of sparse decoding on long solutions that look up earlier results.
 
-Greedy decoding of problems of `training/ledger.py`, both variants, at several lengths (tokens of
-prompt and solution together), by a `Solver` with whatever options are given, such as those of
-sparse decoding. Every statement is checked: its look-up against what stands before it (`recall`: of
-those written; `looked_up`: of all there should be), its sum (`added`), whether it is the one that
-is due (`copied`); then the answer, and the share of the solution before the first wrong token
-(`right_tokens`). Columns are means over the problems of a row.
+A `Solver` with the given options decodes problems of `training/ledger.py` greedily, in two variants
+and several lengths (tokens of prompt and solution). Columns are means over a row's problems:
+
+- recall: correct look-ups, as a share of written statements; looked_up: of all statements
+- added: correct sums; copied: statements that are the expected ones
+- right_tokens: share of the solution before its first wrong token
+- answered: correct answers; complete: solutions that are correct in every token
 
     python -m beamwright_lab.sparse.ledger
     python -m beamwright_lab.sparse.ledger --tokens 4096 --option dtype=bfloat16
@@ -39,7 +40,7 @@ COLUMNS = (
 
 
 def load_maker() -> ModuleType:
-    """`training/ledger.py`: a script beside the package, not a part of it."""
+    """Import `training/ledger.py`, a script outside the package that generates the problems."""
     spec = importlib.util.spec_from_file_location("training_ledger", TRAINING / "ledger.py")
     assert spec is not None
     assert spec.loader is not None
@@ -50,10 +51,10 @@ def load_maker() -> ModuleType:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE` of a Solver option; the value as YAML reads it."""
+    """Parse `NAME=VALUE`, a Solver option with a value in YAML."""
     name, sign, value = text.partition("=")
     if not sign:
-        raise argparse.ArgumentTypeError(f"{text}: expected NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"option {text!r} is not of the form NAME=VALUE")
     return name.replace("-", "_"), yaml.safe_load(value)
 
 
@@ -85,14 +86,14 @@ def row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS), help="lengths")
     parser.add_argument("--variants", nargs="+", default=["plain", "announced"])
-    parser.add_argument("--methods", nargs="+", default=["off"], help="of sparse decoding")
-    parser.add_argument("--problems", type=int, help="of each row (default: 16384 / tokens)")
+    parser.add_argument("--methods", nargs="+", default=["off"], help="sparse decoding methods")
+    parser.add_argument("--problems", type=int, help="problems per row (default: 16384 / tokens)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
-        help="of the Solver; repeatable",
+        help="Solver option; repeatable",
     )  # fmt: skip
     args = parser.parse_args()
     maker, options = load_maker(), dict(args.option)
@@ -100,7 +101,7 @@ def main() -> None:
     rows = []
     for method in args.methods:
         own = {"sparse": method, **options}
-        if method == "off":  # those of a selection mean nothing there
+        if method == "off":  # options of selection do not apply
             own = {name: value for name, value in own.items() if not SELECTS.match(name)}
         with Solver(**{**defaults, **own}, model=args.model) as solver:
             rows += [

@@ -1,13 +1,11 @@
-"""What AsyncSpade starts from (Figures 4 and 5), measured on the two small models: do the queries
-of neighbouring tokens select the same keys, and does the predicted query select what the true one
-does?
+"""Measure AsyncSpade's premise (Figures 4 and 5): do queries of nearby tokens select the same keys?
 
-Overlap (Eq. 1) of the best eighth of the keys before a token, by the query of so many tokens
-before, by the query that `asyncspade` predicts from the seventeen before in each of its readings,
-and by one window of sixteen with the shift by one token and without it (Figure 5); means over heads
-and the tokens of the solution. An eighth overlaps with a random other one by an eighth. Queries are
-behind rotary positions, from one pass of the model over problem and right solution; no budget, no
-token that is always selected.
+For each token, the true query selects an eighth of the keys before it. The overlap (Eq. 1) of this
+selection is measured with those of other queries: of earlier tokens, predicted by `asyncspade` in
+each reading of its equations, and predicted from one window of 16 tokens, shifted by one token or
+not (Figure 5). Random selections overlap by an eighth. Overlaps are means over heads and the tokens
+of the solution. Queries include rotary positions and come from one pass over problem and correct
+solution. No token is always selected. The two models are the ledger's and the bundled generator.
 
     python -m beamwright_lab.sparse.locality
 """
@@ -34,12 +32,15 @@ BUNDLED = Path(beamwright.__file__).parent / "bundled"
 SHARE = 1 / 8
 DISTANCES = (1, 16)
 READINGS = {"text": weigh, "printed": weigh_as_printed, "ridge": weigh_by_ridge}
-# What is read, and the solution whose tokens count.
+# Prompt, and the solution whose tokens count.
 Text = tuple[str, str]
 
 
 class Probe:
-    """Queries and keys of every layer, as attention has them."""
+    """An attention function for `transformers` that records each layer's queries and keys.
+
+    layers: (queries, keys), each [heads, tokens, dim], keys repeated to the number of query heads.
+    """
 
     def __init__(self) -> None:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -75,9 +76,10 @@ def bundled_texts(num: int) -> Iterator[Text]:
 
 
 def selected(query: torch.Tensor, keys: torch.Tensor, first: int) -> torch.Tensor:
-    """Masks [heads, tokens, keys] of the best eighth of the keys before each token.
+    """Return masks [heads, tokens, keys] of the best-scored eighth of the keys before each token.
 
-    query: [heads, tokens, dim], of the tokens from `first` on; keys: [heads, all tokens, dim].
+    query: [heads, tokens, dim], of the tokens from `first` on.
+    keys: [heads, all tokens, dim].
     """
     tokens = range(first, first + query.shape[1])
     behind = torch.arange(keys.shape[1]) >= torch.tensor(tokens)[:, None]
@@ -89,21 +91,21 @@ def selected(query: torch.Tensor, keys: torch.Tensor, first: int) -> torch.Tenso
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Eq. 1, the mean over heads and tokens."""
+    """Return the overlap of two selections (Eq. 1), the mean over heads and tokens."""
     return float(((one & other).sum(-1) / other.sum(-1)).mean())
 
 
 def guesses(query: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
-    """Queries [heads, tokens, dim] in the place of those of the tokens from `first` on."""
+    """Return replacements [heads, tokens, dim] of the queries from token `first` on, by column."""
     windows = query[:, first - WINDOW - 1 :].unfold(1, WINDOW + 1, 1).transpose(-1, -2)
     before, itself = windows[:, :-1], windows[:, 1:]
     count = query.shape[1] - first
     found = {f"{d} before": query[:, first - d :][:, :count] for d in DISTANCES}
     for reading, weigh_by in READINGS.items():
-        weights = weigh_by(windows)  # of every token, by all windows before it
+        weights = weigh_by(windows)  # for every token, from all windows before it
         newest_first = before[..., 1:, :].flip(-2)
         found[f"predicted, {reading}"] = (weights[:, :-1] @ newest_first).mean(-2)
-        # Fig. 5: one window of 16, its weights of the token before, and of the token itself.
+        # Figure 5: one window of 16 tokens, with weights of the previous token, and of the token.
         found[f"shifted, {reading}"] = (weights[:, :-1] @ newest_first)[..., -1, :]
         own = weights[:, 1:] @ itself[..., :-1, :].flip(-2)
         found[f"not shifted, {reading}"] = own[..., -1, :]
@@ -111,7 +113,10 @@ def guesses(query: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
 
 
 def overlaps(query: torch.Tensor, key: torch.Tensor, first: int) -> dict[str, float]:
-    """One layer, means over the tokens from `first` on. query, key: [heads, tokens, dim]."""
+    """Return one layer's overlaps by column, means over the tokens from `first` on.
+
+    query, key: [heads, tokens, dim].
+    """
     begin = max(first, WINDOW + 2, max(DISTANCES) + 1)
     true = selected(query[:, begin:], key, begin)
     found = guesses(query, begin)
@@ -120,7 +125,7 @@ def overlaps(query: torch.Tensor, key: torch.Tensor, first: int) -> dict[str, fl
 
 @torch.inference_mode()
 def rows_of(name: str, folder: Path, texts: Sequence[Text]) -> list[dict[str, Any]]:
-    """A row of each layer, means over the texts."""
+    """Run a model over texts; return a row per layer, means over the texts."""
     probe = Probe()
     AttentionInterface.register("probe", probe)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -148,9 +153,9 @@ def rows_of(name: str, folder: Path, texts: Sequence[Text]) -> list[dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--ledgers", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=960, help="of a ledger")
-    parser.add_argument("--problems", type=int, default=32, help="of the bundled pair")
+    parser.add_argument("--ledgers", type=int, default=2, help="problems of the ledger model")
+    parser.add_argument("--tokens", type=int, default=960, help="length of a ledger problem")
+    parser.add_argument("--problems", type=int, default=32, help="of the bundled generator")
     args = parser.parse_args()
     rows = rows_of("ledger", MODEL, list(ledger_texts(args.ledgers, args.tokens)))
     generator = BUNDLED / "generator"

@@ -1,8 +1,8 @@
-"""AsyncSpade's claims of cost against its own inputs and against the roofline. Measures nothing.
+"""Check AsyncSpade's cost claims against its own numbers and against the roofline.
 
-FLOPs (Eq. 6 to 11, with both ranks together), Table 2 recomputed and simulated by packs, the share
-of selection that Figure 2 profiles, time per output token at 8 x 32k with 2k selected, and section
-4.3's conditions. Device peaks are those of data sheets without launches.
+Computes FLOPs (Eq. 6 to 11), Table 2's bandwidths and packs, the share of selection in Figure 2,
+time per output token (TPOT) at 8 x 32k with 2k selected, and the conditions of section 4.3. Devices
+have their data sheets' peaks and free launches. Nothing is measured.
 
     python -m beamwright_lab.sparse.paper
 """
@@ -39,8 +39,8 @@ MODELS = {
     ),
 }
 LINKS = {"a100": 250e9, "h100": 350e9}  # Table 1, bytes/s between devices
-# Table 2: model, rows, context, selected, card, layers of a pack, ms of inference and of the cache
-# rank in each, and the printed bandwidth.
+# Table 2: model, rows, context, selected tokens, card, layers per pack, ms of inference and of the
+# cache rank per pack, printed bandwidth in GB/s.
 TABLE_2 = (
     ("8B", 8, 32768, 2048, "a100", 6, 7.13, 6.42, 107.71),
     ("8B", 8, 32768, 2048, "a100", 12, 14.26, 12.75, 107.71),
@@ -64,13 +64,13 @@ Row = dict[str, Any]
 
 
 def at_peak(shape: ModelShape, card: str) -> Roofline:
-    """All of a data sheet's rates, free launches."""
+    """Return a roofline at the data sheet's peak rates, with free launches."""
     shares = {"bandwidth_share": 1.0, "flops_share": 1.0, "link_share": 1.0, "launch_s": 1e-12}
     return Roofline(ModelCosts.of(shape, 2), replace(find_profile(card), **shares))
 
 
 def flops() -> Iterable[Row]:
-    """GFLOP of a token by method: the x-axes of Figures 1 and 9, 2,048 selected."""
+    """Yield GFLOP per token by method (the x-axes of Figures 1 and 9), with 2,048 selected."""
     for name, shape in MODELS.items():
         for context in (4096, 8192, 16384, 32768):
             found = {m.value: token_flops(shape, m, context, 2048) for m in SparseMethod}
@@ -81,7 +81,7 @@ def flops() -> Iterable[Row]:
 
 
 def bandwidth_and_packs() -> Iterable[Row]:
-    """Table 2: bandwidths, and the packs simulated with its times and the link of Table 1."""
+    """Yield Table 2's bandwidths, and its packs simulated with Table 1's link."""
     for name, rows, context, selected, card, layers, inference, cache, printed in TABLE_2:
         shape, load = MODELS[name], SparseLoad(rows, context, selected)
         needs = [
@@ -109,7 +109,10 @@ def bandwidth_and_packs() -> Iterable[Row]:
 
 
 def selection_share() -> Iterable[Row]:
-    """Figure 2: percent of Quest's time in the blocks that is selection; A100, page 16, 1/16."""
+    """Yield the percentage of Quest's time in the layers that is selection (Figure 2).
+
+    On an A100, with pages of 16 tokens and 1/16 of the tokens selected.
+    """
     shape = MODELS["8B"]
     whole = at_peak(shape, "a100")
     block_parameters = parameter_flops(shape) // 2
@@ -126,10 +129,10 @@ def selection_share() -> Iterable[Row]:
 
 
 def times() -> Iterable[Row]:
-    """TPOT at 8 x 32k, 2k selected, in ms: the roofline, and what the paper's inputs leave it.
+    """Yield TPOT in ms at 8 x 32k with 2k selected, by the roofline and by the paper's numbers.
 
-    Where AsyncSpade's Table 2 is above the roofline, every other method is taken to be, too: by as
-    many milliseconds, or by the same factor.
+    The paper's Table 2 is above the roofline for AsyncSpade. The comparison assumes that the other
+    methods are above it by as many milliseconds; equal factors would leave the roofline's ratios.
     """
     for name, shape in MODELS.items():
         for card, link in LINKS.items():
@@ -160,7 +163,7 @@ def _less(one: float, other: float) -> str:
 
 
 def conditions() -> Iterable[Row]:
-    """Section 4.3 at the roofline, in ms of a token, and packs simulated with these inputs."""
+    """Yield section 4.3's conditions at the roofline in ms per token, and simulated packs."""
     for name, shape in MODELS.items():
         for card, link in LINKS.items():
             for rows, context, selected in ((8, 32768, 2048), (16, 16384, 1024)):

@@ -1,1 +1,1 @@
-"""What the peers are driven by."""
+"""Adapters that run other engines."""

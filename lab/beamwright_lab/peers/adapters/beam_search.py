@@ -1,7 +1,7 @@
-"""search-and-learn's loop as people run it: text in, text out, every path re-encoded every round.
+"""search-and-learn's beam search: text in, text out, every path encoded again every round.
 
-Each round: replicate the survivors round-robin to n, write one step of each, set aside those that
-have ended, score all n by encoding their whole paths, keep the best n / width of the rest.
+Each round replicates the survivors round-robin to n, decodes a step of each and scores all n by
+encoding their whole paths. It sets finished paths aside and keeps the best n / width of the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ Score = Callable[[str, Sequence[str]], list[float]]
 
 @dataclass(frozen=True)
 class Beam:
-    """One path: its text after the prompt. stop: of its last step; rounds: steps so far."""
+    """One path.
+
+    text: its text after the prompt.
+    stop: stop reason of its last step, see `Step`.
+    rounds: number of steps.
+    """
 
     text: str = ""
     stop: str = "delimiter"
@@ -30,9 +35,11 @@ class Beam:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one problem came to. num_scored: paths encoded by the PRM, summed over rounds.
+    """Result of one problem.
 
-    candidates: the final ones, best first.
+    num_tokens: tokens decoded.
+    candidates: final paths, best first.
+    num_scored: paths scored by the PRM, summed over rounds.
     """
 
     answer: str | None
@@ -54,8 +61,8 @@ def beam_search(
 ) -> Outcome:
     """Search one problem.
 
-    keep_n: extend only n minus the finished (Beamwright's rule), so that the peer does the same
-    amount of work; False is search-and-learn's own loop, which refills to n until all have ended.
+    keep_n: True: extend only n minus the finished paths, Beamwright's rule, for an equal amount of
+        work. False: refill to n until all have ended, as search-and-learn does.
     """
     beams = [Beam()] * n
     finished: list[Beam] = []
@@ -75,7 +82,7 @@ def beam_search(
             Beam(text, step.stop, value, beam.num_tokens + step.num_tokens, rounds)
             for beam, text, step, value in zip(beams, texts, steps, scores, strict=True)
         ]
-        # A step that ran into its limit ends the path too, as there (its stop is kept).
+        # As in search-and-learn, a step at its length limit ends the path too.
         finished += [beam for beam in grown if beam.stop != "delimiter"]
         going = [beam for beam in grown if beam.stop == "delimiter"]
         going.sort(key=lambda beam: -beam.score)

@@ -1,7 +1,7 @@
-"""The llama.cpp side: a worker on `llama-cpp-python`, by its low-level calls.
+"""Worker process of llama.cpp, on the low-level API of `llama-cpp-python`.
 
-n sequences share the prompt's KV (`llama_memory_seq_cp` of a unified cache), every step is one
-batch of n rows, and every row is drawn by llama.cpp's own sampler over the whole vocabulary.
+n sequences share the prompt's KV (`llama_memory_seq_cp` of a unified cache). Every decode step is
+one batch of n rows. llama.cpp's sampler samples from the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from beamwright_lab.peers.adapters.worker import serve
 
-_ROUND = 256  # a cache's length is a multiple of this
+_ROUND = 256  # the context length is rounded up to a multiple of this
 
 
 class _Engine:
-    """One model and one cache for n paths of `length` tokens, the prompt's counted."""
+    """A model, and a KV cache for n paths of `length` tokens, the prompt's included."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         import llama_cpp
@@ -28,16 +28,16 @@ class _Engine:
         params.n_gpu_layers = 0
         self._model = llama_cpp.llama_model_load_from_file(options["file"].encode(), params)
         if not self._model:
-            raise RuntimeError(f"llama.cpp does not load {options['file']}")
+            raise RuntimeError(f"llama.cpp cannot load {options['file']}")
         context = llama_cpp.llama_context_default_params()
         n, length = options["n"], options["length"]
         context.n_ctx = -(-n * length // _ROUND) * _ROUND
         context.n_seq_max, context.n_batch = n, max(length, n)
         context.n_threads = context.n_threads_batch = options["threads"]
-        context.kv_unified = True  # one cache of all sequences, not a part for each
+        context.kv_unified = True  # one cache shared by all sequences
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         if not self._context:
-            raise RuntimeError("llama.cpp makes no context of this size")
+            raise RuntimeError(f"llama.cpp cannot create a context of {context.n_ctx} tokens")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(context.n_batch, 0, 1)
 
@@ -61,7 +61,7 @@ class _Engine:
         return {"seconds": seconds, "prefill_s": prefill_s, "tokens": tokens, "first": rows[0]}
 
     def predicted(self, ids: list[int]) -> dict[str, Any]:
-        """Behind each token but the last: the log-probability of the next, and the best token."""
+        """Return each next token's log-probability, and the most probable token in its place."""
         import numpy as np
 
         api = self._api
@@ -77,7 +77,7 @@ class _Engine:
         return {"predicted": found}
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Forward (token, position, sequence, whether its logits are wanted)."""
+        """Run one pass over rows of (token, position, sequence, True to compute logits)."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence, wanted) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Our own side in a process of its own, so that its peak memory is nobody else's."""
+"""Worker process of Beamwright, separate so that its peak memory is measured alone."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         dtype=options["dtype"],
         weights=options["weights"],
         search="best-of-n",
-        choose="majority",  # nothing scores the paths
+        choose="majority",  # paths have no scores
         n=options["n"],
         step_tokens=options["tokens"],
         max_tokens=options["tokens"],
         ignore_eos=True,
         temperature=options["temperature"],
-        drafts="off",  # random weights foresee nothing
+        drafts="off",  # drafts are useless with random weights
     )
     prompt: list[int] = []
 
@@ -44,7 +44,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
-    """What the solver was made for; the prompt is the one that the others were given."""
+    """Decode the paths that the solver was configured for, from the prompt that all engines get."""
     del same
     with prefill_timed(solver) as spent:
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
 
 @contextmanager
 def prefill_timed(solver: Any) -> Iterator[list[float]]:
-    """Seconds of each prefill of the generator: its searches count them as decoding."""
+    """Collect the seconds of each generator prefill; the solver's times count it as decoding."""
     spent: list[float] = []
     model, prefill = solver.generator, solver.generator.prefill
 

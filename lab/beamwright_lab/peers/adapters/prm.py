@@ -1,6 +1,6 @@
-"""A process reward model that is sent whole paths, as usual elsewhere.
+"""A process reward model that encodes whole paths in every call, as other engines do.
 
-Reads the same folder as Beamwright's verifier: `verifier.yaml`, the head's weights, the backbone.
+It reads the folder of Beamwright's verifier: `verifier.yaml`, the head's weights, the backbone.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ _EVERY_TOKEN = ("token_mlp", "every_token", "sigmoid", "prod", "prod")
 
 
 class ReencodingPrm:
-    """Scores whole paths, in padded batches; a path's score is its verifier's aggregate.
+    """A verifier that scores whole paths in padded batches.
 
-    Only for a `token_mlp` head read at every token with products all the way, where the
-    aggregate over steps is the product over tokens. num_tokens: encoded so far, without padding.
+    It supports only a `token_mlp` head read at every token, with products as combination and
+    aggregate: a path's score is the product over its tokens.
+
+    num_tokens: tokens encoded so far, without padding.
     """
 
     def __init__(self, folder: Path) -> None:
         spec = load_spec(folder)
         if not isinstance(spec, VerifierSpec):
-            raise SystemExit(f"{folder}: this peer reads no judges")
+            raise SystemExit(f"{folder}: judge models are not supported here")
         kind = (spec.head.kind, spec.read, spec.activation, spec.combine, spec.aggregate)
         if kind != _EVERY_TOKEN:
-            raise SystemExit(f"{folder}: this peer reads no {kind} verifier")
+            raise SystemExit(f"{folder}: verifier kind {kind} is not supported here")
         self._spec = spec
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self.num_tokens = 0
@@ -45,7 +47,7 @@ class ReencodingPrm:
         self._head = _TokenHead(tensors, self._spec.head.features, words, output)
 
     def score(self, problem: str, texts: Sequence[str]) -> list[float]:
-        """One score per path's text."""
+        """Return one score for each path's text."""
         prefix = (self._spec.template.prefix or "").replace("{problem}", problem)
         coded = self._tokenizer(
             [prefix + text for text in texts], add_special_tokens=False, return_offsets_mapping=True
@@ -66,7 +68,7 @@ class ReencodingPrm:
 
     def _score_batch(self, ids: list[list[int]], firsts: list[int]) -> list[float]:
         longest = max(map(len, ids))
-        # Padding comes last: under causal attention no real token sees it, so no mask.
+        # No mask: padding comes last, so under causal attention no real token sees it.
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
         hidden = self._model.model(tokens, use_cache=False).last_hidden_state
         values = self._head(hidden[:, :-1], tokens[:, 1:])
@@ -77,10 +79,10 @@ class ReencodingPrm:
 
 
 class _TokenHead:
-    """The bundled verifier's head over hidden states: P(token right | prefix right).
+    """The bundled verifier's score head: P(token correct | prefix correct).
 
-    tensors: `layers.0.weight`, `layers.0.bias`, ...; words, output: the embedding of tokens and
-    the weights of the logits [vocabulary, hidden].
+    tensors: `layers.0.weight`, `layers.0.bias`, ...
+    words, output: token embedding and LM head, [vocabulary, hidden] each.
     """
 
     def __init__(
@@ -97,7 +99,10 @@ class _TokenHead:
         ]
 
     def __call__(self, previous: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Of tokens [...], each with the hidden state before it [..., hidden]."""
+        """Return the probabilities [...] of tokens `chosen` [...].
+
+        previous: hidden states [..., hidden] of the token before each.
+        """
         logprobs = F.linear(previous, self._output).log_softmax(-1)
         own = logprobs.gather(-1, chosen.unsqueeze(-1))
         parts = {

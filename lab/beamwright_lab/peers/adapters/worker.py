@@ -1,8 +1,8 @@
-"""A side in a process of its own, asked by JSON lines. Standard library only: peers run it, too.
+"""Worker processes, one per engine, that answer requests in JSON lines.
 
-`Worker` is the client. A worker module calls `serve` and is run as
-`python -m beamwright_lab.peers.adapters.NAME OPTIONS` by the interpreter of its side's environment.
-It sleeps on its standard input between requests, so other sides have the cores.
+`Worker` is the client. A worker module calls `serve` and runs as
+`python -m beamwright_lab.peers.adapters.NAME OPTIONS` in its engine's environment, so this module
+uses the standard library only. Between requests a worker sleeps and leaves the cores to others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Handler = Callable[..., dict[str, Any]]
 
 
 class Worker:
-    """One worker process. A context manager. facts: what it said when it was ready.
+    """A worker process. A context manager.
 
-    env: added to the environment, from which the client's own thread settings are taken out.
+    facts: the worker's first reply, sent when it is ready.
+    env: additional environment variables. OpenMP settings of this process are not passed on.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a worker ended; see {self._log.name}")
+            raise RuntimeError(f"a worker process ended unexpectedly. Its log is {self._log.name}")
         reply: dict[str, Any] = json.loads(line)
         return reply
 
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it may have died
-            self._process.stdin.close()  # a worker ends when it has nothing left to read
+        with suppress(BrokenPipeError):  # the worker may have died
+            self._process.stdin.close()  # the worker ends at the end of its input
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
@@ -97,10 +98,11 @@ class Worker:
 def serve(start: Callable[[dict[str, Any]], tuple[dict[str, Any], Mapping[str, Handler]]]) -> None:
     """Answer requests until standard input ends.
 
-    start: from the options on the command line to the facts of the first reply and a handler per
-    `op`. Every reply has the process's peak RSS so far, in bytes.
+    Every reply has the process's peak memory so far, as `peak_rss` in bytes.
+
+    start: takes the command line's options; returns the first reply, and a handler for each `op`.
     """
-    # Libraries write their log to standard output: give them standard error, keep the pipe.
+    # Libraries log to standard output, so redirect it to standard error and keep the pipe.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -116,7 +118,7 @@ def serve(start: Callable[[dict[str, Any]], tuple[dict[str, Any], Mapping[str, H
 
 
 def peak_rss() -> int | None:
-    """Bytes of memory that this process held at most, mapped files included."""
+    """Return the peak memory of this process in bytes, mapped files included; None if unknown."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
