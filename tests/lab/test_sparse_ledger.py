@@ -12,7 +12,7 @@ from beamwright.evaluate.problems import load_problems
 from beamwright.search.answers import extract_answer
 from beamwright.sparse.predict import predict, weigh
 from beamwright_lab.sparse.ledger import load_maker
-from beamwright_lab.sparse.locality import READINGS, guesses
+from beamwright_lab.sparse.locality import READINGS, guess_queries
 
 maker = load_maker()
 
@@ -59,7 +59,7 @@ def test_the_checker_tells_look_ups_sums_and_copies_apart():
 
 def test_what_is_guessed_of_a_query_is_what_asyncspade_predicts():
     query = torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(0)).cumsum(1)
-    found = guesses(query, 20)
+    found = guess_queries(query, 20)
     for token in (20, 39):
         window = query[:, token - 17 : token]
         for reading, weigh_by in READINGS.items():

@@ -27,7 +27,7 @@ from beamwright_lab.decoupled.cache import (
     Memory,
     searches,
 )
-from beamwright_lab.flashtts.baseline import scoring
+from beamwright_lab.flashtts.baseline import scoring_request
 from beamwright_lab.rivals.blocks import PrefixBlocks
 from beamwright_lab.rivals.requests import Iteration, StepRequest, requests_by_round
 from beamwright_lab.rivals.vllm import VllmEngine
@@ -135,8 +135,8 @@ def run(
         live = [each for each in live if rounds[id(each)] is not None]
         steps = [request for each in live for request in rounds[id(each)] or ()]
         if steps:
-            generator.run.round(steps)
-            verifier.run.round([scoring(request) for request in steps])
+            generator.run.run_round(steps)
+            verifier.run.run_round([scoring_request(request) for request in steps])
     return generator, verifier
 
 

@@ -117,7 +117,7 @@ class CountedCosts(RooflineCosts):
 
 
 @dataclass(frozen=True)
-class Found:
+class CacheRun:
     """Measurements of one simulated run.
 
     verify_share: share of the time in which the verifier computes.
@@ -143,7 +143,7 @@ def run(
     in_flight: int,
     victims: Victims = "tree",
     **schedule: Any,
-) -> Found | None:
+) -> CacheRun | None:
     """Simulate all searches, `in_flight` at a time; return None if one does not fit."""
     models = [ModelCosts.of(NAMED_SHAPES[name], 2) for name in (GENERATOR, VERIFIER)]
     costs = [CountedCosts(Roofline(model, card), Layout.TREE) for model in models]
@@ -171,7 +171,7 @@ def run(
         return None
     assert bench.residency is not None
     time_s = bench.clock.now_s
-    return Found(
+    return CacheRun(
         sum(node.tokens for tree in trees for node in tree.nodes) / time_s,
         bench.accounting.counts.verify_s / time_s,
         CacheStats.of(bench.residency.counts),
@@ -184,7 +184,7 @@ def run(
 
 
 def split_row(
-    card: str, in_flight: int, victims: str, split: float, memory: Memory, found: Found | None
+    card: str, in_flight: int, victims: str, split: float, memory: Memory, found: CacheRun | None
 ) -> dict[str, Any]:
     """Return the table row of one run.
 
@@ -213,7 +213,9 @@ def split_row(
     return row
 
 
-def batch_rows(card: str, trees: Sequence[RecordedTree], found: Found) -> Iterator[dict[str, Any]]:
+def batch_rows(
+    card: str, trees: Sequence[RecordedTree], found: CacheRun
+) -> Iterator[dict[str, Any]]:
     """Yield per model: shares of requests by tokens per pass, and quantiles of tokens per pass."""
     steps = [node.tokens for tree in trees for node in tree.nodes]
     requests = (
@@ -246,7 +248,7 @@ def size_rows(card: str) -> Iterator[dict[str, Any]]:
 
     def rates(requests: int) -> tuple[float, float]:
         tokens = requests * (STEP + 1)
-        return requests / decode(generator)(requests), tokens / score(verifier)(tokens)
+        return requests / decode_time(generator)(requests), tokens / score_time(verifier)(tokens)
 
     best = rates(max(BATCH_REQUESTS))
     for requests in BATCH_REQUESTS:
@@ -264,7 +266,7 @@ def size_rows(card: str) -> Iterator[dict[str, Any]]:
 def hybrid_rows(card: str) -> Iterator[dict[str, Any]]:
     """Yield milliseconds of a decode step, alone and with a prompt in the same pass."""
     generator, _ = rooflines(card)
-    step = decode(generator)
+    step = decode_time(generator)
     for rows in (16, 64, 256):
         alone = step(rows)
         row: dict[str, Any] = {
@@ -291,12 +293,12 @@ def rooflines(card: str) -> tuple[Roofline, Roofline]:
     return generator, verifier
 
 
-def decode(roofline: Roofline) -> Callable[[int], float]:
+def decode_time(roofline: Roofline) -> Callable[[int], float]:
     """Return a function from rows to the seconds of one token each; `SHARING` rows share a path."""
     return lambda rows: roofline.decode_step(rows, rows * PATH / SHARING + rows, rows * PATH)
 
 
-def score(roofline: Roofline) -> Callable[[int], float]:
+def score_time(roofline: Roofline) -> Callable[[int], float]:
     """Return a function from tokens to the seconds to score them; `SHARING` steps share a path."""
 
     def seconds(tokens: int) -> float:
@@ -309,7 +311,7 @@ def score(roofline: Roofline) -> Callable[[int], float]:
 # --- command line ----------------------------------------------------------------------------
 
 
-def parse() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How well do tree searches use prefix caches?")
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=[*CARDS])
@@ -333,8 +335,8 @@ class Study:
     trees: Sequence[RecordedTree]
     evict: str
     rows: list[dict[str, Any]] = field(default_factory=list)
-    fastest: dict[str, Found] = field(default_factory=dict)
-    calm: dict[tuple[str, int, float], Found] = field(default_factory=dict)
+    fastest: dict[str, CacheRun] = field(default_factory=dict)
+    calm: dict[tuple[str, int, float], CacheRun] = field(default_factory=dict)
 
     def add(self, card: str, in_flight: int, victims: Victims, split: float) -> None:
         start, profile = time.perf_counter(), find_profile(card)
@@ -351,7 +353,7 @@ class Study:
 
 
 def main() -> None:
-    args = parse()
+    args = parse_args()
     trees = searches(args.problems)
     steps = [node.tokens for tree in trees for node in tree.nodes]
     say(f"  {len(trees)} problems, {len(steps):,} steps, {sum(steps):,} tokens")

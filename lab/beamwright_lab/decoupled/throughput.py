@@ -49,13 +49,13 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def bins(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
+def foresee_by_bins(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
     """Foresee by score bins, FlashTTS's SelectSPEC."""
     del ahead
     return by_bins(beams, width)
 
 
-def oracle(script: Script) -> Foresee:
+def foresee_opened(script: Script) -> Foresee:
     """Return a function that foresees exactly the steps that the script opens."""
 
     def foresee(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
@@ -359,7 +359,9 @@ def invocations(card: str, found: Sequence[RecordedTree]) -> list[dict[str, Any]
         plain = simulate_many(machine.cases(found, Setting()), in_flight)
         for name in ("SelectSPEC", "by scores", "oracle"):
             knows: list[Foresees] = [
-                Foresight(bins if name == "SelectSPEC" else oracle(Script(tree)), WIDTH)
+                Foresight(
+                    foresee_by_bins if name == "SelectSPEC" else foresee_opened(Script(tree)), WIDTH
+                )
                 for tree in found
             ]
             ahead = Setting(speculation="exact")

@@ -94,7 +94,7 @@ class Side:
         return {name: getattr(counts, name) for name in names}
 
 
-def measured(name: str, make: Callable[[int], Solver], args: argparse.Namespace) -> list[Any]:
+def measure(name: str, make: Callable[[int], Solver], args: argparse.Namespace) -> list[Any]:
     """Measure one verifier model: a row per number of verifiers, compared with the first."""
     problems = [
         (each.unique_id, each.problem)
@@ -158,7 +158,7 @@ def main() -> None:
                 solver._machinery.threads = solver.threads = Threads(1, "asked for")
             return solver
 
-        rows += measured(name, make, args)
+        rows += measure(name, make, args)
     say(table(rows, COLUMNS))
     finish("decoupled_verifiers", {"rows": rows})
 

@@ -172,9 +172,11 @@ def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
         if rules.random_order:
             random.shuffle(order)
         new_tokens += sum(each.step_tokens + MARK_TOKENS for each in order)
-        generator.run.round(order)
+        generator.run.run_round(order)
         # A barrier: no path is scored before all are decoded.
-        verifier.run.round([scoring(each, rules.verifier_prefix_cache) for each in order])
+        verifier.run.run_round(
+            [scoring_request(each, rules.verifier_prefix_cache) for each in order]
+        )
         (by_row, once) = zip(generator.now_s, verifier.now_s, strict=True)
         ends.append((sum(by_row), sum(once)))
     results = []
@@ -226,7 +228,7 @@ class _Instance:
         return [meter.now_s for meter in self._meters]
 
 
-def scoring(step: StepRequest, prefix_cache: bool = True) -> StepRequest:
+def scoring_request(step: StepRequest, prefix_cache: bool = True) -> StepRequest:
     """Return the request that scores a decoded step: its whole path, one mark after each step.
 
     prefix_cache: False: the request gets unique keys, so no request hits another one's KV.

@@ -39,7 +39,7 @@ from beamwright_lab.flashtts.baseline import (
     baseline_of,
     simulate_baseline,
 )
-from beamwright_lab.flashtts.split import PAIRS, cases, costs_of
+from beamwright_lab.flashtts.split import PAIRS, costs_of, split_cases
 from beamwright_lab.rivals.requests import requests_by_round
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts, Work
@@ -105,7 +105,7 @@ PAPER: Mapping[str, str] = MappingProxyType(
 )
 
 
-def ours(
+def simulate_ours(
     case: Baseline, variant: EngineParts, work: Workload, foresees: Foresees | None = None
 ) -> SimulationResult | None:
     """Simulate the baseline's search and memory on this engine; None if it does not fit."""
@@ -114,7 +114,7 @@ def ours(
         RooflineCosts.of(model, case.hardware, Layout.TREE)
         for model in (case.generator, case.verifier)
     )
-    return fitting(
+    return run_if_fits(
         Simulation(
             case.tree,
             case.generator,
@@ -134,7 +134,7 @@ def ours(
     )
 
 
-def fitting(case: Simulation) -> SimulationResult | None:
+def run_if_fits(case: Simulation) -> SimulationResult | None:
     try:
         return simulate(case)
     except CapacityError as error:
@@ -175,7 +175,7 @@ def compare(
         for name, each in named.items()
     }
     for name in names:
-        ran = ours(case, VARIANTS[name], work, foresees)
+        ran = simulate_ours(case, VARIANTS[name], work, foresees)
         if ran is not None:
             decode_s = ran.time_s - ran.verify_s
             found[name] = Run(ran.time_s, decode_s, ran.verify_s, ran.goodput_tok_s)
@@ -220,18 +220,18 @@ def goodput_rows(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         runs: dict[str, Run] = row["runs"]
         base, strong = runs["baseline"], runs["strong"]
-        each: Row = {"pair": row["pair"], "n": row["n"], "baseline, tok/s": _g(base.goodput)}
+        each: Row = {"pair": row["pair"], "n": row["n"], "baseline, tok/s": _short(base.goodput)}
         for name in ("baseline, KV once", "strong", "P", "P+M", FULL, "auto"):
             if name in runs:
-                each[f"{name} / baseline"] = _g(runs[name].goodput / base.goodput)
+                each[f"{name} / baseline"] = _short(runs[name].goodput / base.goodput)
         if FULL in runs:
             full = runs[FULL]
-            each["full / strong"] = _g(full.goodput / strong.goodput)
-            each["full / uncached"] = _g(full.goodput / runs["baseline, uncached"].goodput)
+            each["full / strong"] = _short(full.goodput / strong.goodput)
+            each["full / uncached"] = _short(full.goodput / runs["baseline, uncached"].goodput)
             parts = {"P": "M+S", "M": "P+S", "S": "P+M"}
             for part, without in parts.items():
                 if without in runs:
-                    each[f"without {part} / full"] = _g(runs[without].goodput / full.goodput)
+                    each[f"without {part} / full"] = _short(runs[without].goodput / full.goodput)
         shown.append(each)
     return shown
 
@@ -286,9 +286,9 @@ def summary(rows: Sequence[Row], label: str) -> list[Row]:
         {
             "searches": label,
             "ratio": name,
-            "mean": _g(statistics.mean(found)),
-            "least": _g(min(found)),
-            "most": _g(max(found)),
+            "mean": _short(statistics.mean(found)),
+            "least": _short(min(found)),
+            "most": _short(max(found)),
             "paper": said,
         }
         for name, (found, said) in ratios.items()
@@ -306,12 +306,12 @@ def memory_rows(work: Workload, num_beams: int, sizes: Sequence[float]) -> list[
         case = replace(baseline_of(pair, tree, num_beams), kv_bytes=int(size * GIB))
         runs = compare(case, work, ("strong", "P", "P+M", FULL))
         base, strong = runs["baseline"].goodput, runs["strong"].goodput
-        row: Row = {"KV, GiB": size, "n": num_beams, "baseline, tok/s": _g(base)}
+        row: Row = {"KV, GiB": size, "n": num_beams, "baseline, tok/s": _short(base)}
         for name in ("strong", "P", "P+M", FULL):
             if name in runs:
-                row[f"{name} / baseline"] = _g(runs[name].goodput / base)
+                row[f"{name} / baseline"] = _short(runs[name].goodput / base)
                 if name != "strong":
-                    row[f"{name} / strong"] = _g(runs[name].goodput / strong)
+                    row[f"{name} / strong"] = _short(runs[name].goodput / strong)
         rows.append(row)
         say("memory", row)
     return rows
@@ -332,7 +332,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def made_up(work: Workload, search: str, num_beams: int, seed: int) -> SyntheticSearch:
+def synthetic_search(work: Workload, search: str, num_beams: int, seed: int) -> SyntheticSearch:
     """Return the synthetic search of one method."""
     return SyntheticSearch(
         num_beams, work.width, work.prompt_tokens, work.generate_tokens, work.step_tokens,
@@ -347,7 +347,7 @@ def method_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
         for search in METHODS:
             found = []
             for seed in seeds_of(num_beams):
-                method = made_up(work, search, num_beams, seed)
+                method = synthetic_search(work, search, num_beams, seed)
                 case = baseline_of("1.5B+1.5B", grow(method), num_beams)
                 found.append(compare(case, work, ("strong", FULL), foresight(method)))
             rows.append({"search": search, "n": num_beams, **_method_row(found)})
@@ -362,14 +362,14 @@ def _method_row(found: Sequence[Mapping[str, Run]]) -> Row:
         if all(name in each for each in found)
     }
     base, sides = runs["baseline"], ("baseline", "strong", FULL)
-    row: Row = {f"{name}, s": _g(runs[name].time_s) for name in sides if name in runs}
-    row["baseline, tok/s"] = _g(base.goodput)
+    row: Row = {f"{name}, s": _short(runs[name].time_s) for name in sides if name in runs}
+    row["baseline, tok/s"] = _short(base.goodput)
     for name in ("strong", FULL):
         if name in runs:
-            row[f"{name} / baseline"] = _g(runs[name].goodput / base.goodput)
+            row[f"{name} / baseline"] = _short(runs[name].goodput / base.goodput)
     if FULL in runs:
         uncached = runs["baseline, uncached"]
-        row["full / uncached"] = _g(runs[FULL].goodput / uncached.goodput)
+        row["full / uncached"] = _short(runs[FULL].goodput / uncached.goodput)
     return row
 
 
@@ -382,13 +382,13 @@ def sharing_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
     rows = []
     for num_beams in beams:
         for search in METHODS:
-            copies, shared = most_kv(grow(made_up(work, search, num_beams, 0)))
+            copies, shared = most_kv(grow(synthetic_search(work, search, num_beams, 0)))
             rows.append(
                 {
                     "search": search,
                     "n": num_beams,
-                    "copies, GiB": _g(copies * token_bytes / GIB),
-                    "shared, GiB": _g(shared * token_bytes / GIB),
+                    "copies, GiB": _short(copies * token_bytes / GIB),
+                    "shared, GiB": _short(shared * token_bytes / GIB),
                     "saved": f"{1 - shared / copies:.0%}",
                 }
             )
@@ -421,7 +421,7 @@ def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
                         "step": depth,
                         "average": round(statistics.mean(lengths)),
                         "longest": max(lengths),
-                        "ratio": _g(max(lengths) / statistics.mean(lengths)),
+                        "ratio": _short(max(lengths) / statistics.mean(lengths)),
                     }
                 )
     return rows
@@ -431,7 +431,7 @@ def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Watched(RooflineCosts):
+class LoggedCosts(RooflineCosts):
     """Roofline costs that log every pass.
 
     log: (is a decode step, rows or prefilled tokens, FLOPs, seconds) of each pass.
@@ -469,8 +469,8 @@ def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
     first = max(node.tokens for node in case.tree.nodes if len(node.lineage) == 1)
     peak = case.hardware.flops
     for name in ("P+M", FULL):
-        generator = Watched(Roofline(case.generator, case.hardware), Layout.TREE)
-        verifier = Watched(Roofline(case.verifier, case.hardware), Layout.TREE)
+        generator = LoggedCosts(Roofline(case.generator, case.hardware), Layout.TREE)
+        verifier = LoggedCosts(Roofline(case.verifier, case.hardware), Layout.TREE)
         variant, half = VARIANTS[name], case.kv_bytes // 2
         simulate(
             Simulation(
@@ -484,7 +484,7 @@ def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
         row: Row = {"engine": "with S" if variant.speculation != "off" else "without S"}
         for fifth in range(5):
             part = passes[first * fifth // 5 : first * (fifth + 1) // 5]
-            row[f"rows, fifth {fifth + 1}"] = _g(statistics.mean(each[1] for each in part))
+            row[f"rows, fifth {fifth + 1}"] = _short(statistics.mean(each[1] for each in part))
         seconds = sum(each[3] for each in passes)
         few = sum(each[3] for each in passes if each[1] < num_beams / 4)
         row["time below n / 4 rows"] = f"{few / seconds:.0%}"
@@ -493,7 +493,7 @@ def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
         row["FLOP/s, scoring"] = (
             f"{sum(each[2] for each in scored) / sum(each[3] for each in scored) / peak:.1%}"
         )
-        row["decoding, s"] = _g(seconds)
+        row["decoding, s"] = _short(seconds)
         rows.append(row)
     return rows
 
@@ -519,9 +519,9 @@ def throughput_rows(path_tokens: int = 1024) -> list[Row]:
         for name, rate in stages.items():
             full = rate(most)
             batch = next(b for b in range(1, most + 1) if rate(b) >= 0.8 * full)
-            row[f"{name}, GiB at 80 %"] = _g(batch * path / GIB)
+            row[f"{name}, GiB at 80 %"] = _short(batch * path / GIB)
             row[f"{name}, batch"] = batch
-        row["ratio"] = _g(row["decode, batch"] / row["prefill, batch"])
+        row["ratio"] = _short(row["decode, batch"] / row["prefill, batch"])
         rows.append(row)
     return rows
 
@@ -539,7 +539,7 @@ def _decode_rate(roofline: Roofline, batch: int, path: int) -> float:
 def split_rows(num_beams: int = 512) -> list[Row]:
     """Return the best batch sizes by T_tot for whole paths (Figure 10), 1.5B+1.5B."""
     rows = []
-    _, case = next(iter(cases("1.5B+1.5B", num_beams, find_profile(CARD))))
+    _, case = next(iter(split_cases("1.5B+1.5B", num_beams, find_profile(CARD))))
     for size in (1, 2, 4, 8, 14):
         memory = size * GIB
         best, half = best_split(case, memory), fixed_split(case, memory // 2, memory // 2)
@@ -550,8 +550,8 @@ def split_rows(num_beams: int = 512) -> list[Row]:
                     "n": num_beams,
                     "B_pre": best.prefill_batch,
                     "B_dec": best.decode_batch,
-                    "generator's share": _g(best.generator_bytes / memory),
-                    "throughput over half and half": _g(half.total_s / best.total_s),
+                    "generator's share": _short(best.generator_bytes / memory),
+                    "throughput over half and half": _short(half.total_s / best.total_s),
                 }
             )
     return rows
@@ -560,7 +560,7 @@ def split_rows(num_beams: int = 512) -> list[Row]:
 # --- all --------------------------------------------------------------------------------------
 
 
-def _g(number: float) -> str:
+def _short(number: float) -> str:
     return f"{number:.3g}"
 
 

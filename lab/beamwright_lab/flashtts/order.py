@@ -29,7 +29,7 @@ class PrefixSchedule(LocalitySchedule):
         self, view: ScheduleView, demand: KVDemand, forest: Forest
     ) -> Sequence[Sequence[int]]:
         order = self.order(demand, round_robin(view))
-        return cut(demand, order, view.limit(self.settings.max_batch))
+        return cut_groups(demand, order, view.limit(self.settings.max_batch))
 
     def order(self, demand: KVDemand, arrival: Sequence[int]) -> list[int]:
         """Return the beams in prefix-aware order: T_{k+1} = argmax over c_i in Q of P(c_k, c_i).
@@ -65,7 +65,9 @@ def _shared_with(nodes: Forest, beam: int) -> Callable[[int], int]:
     return [*reversed([*before][1:]), *after].__getitem__
 
 
-def cut(demand: KVDemand, order: Sequence[int], max_batch: int | None = None) -> list[list[int]]:
+def cut_groups(
+    demand: KVDemand, order: Sequence[int], max_batch: int | None = None
+) -> list[list[int]]:
     """Cut the order into groups, each "the largest possible group of consecutively scheduled CoTs".
 
     A group has at most `max_batch` beams. Its nodes and its beams' growth fit the capacity, unless
@@ -75,19 +77,19 @@ def cut(demand: KVDemand, order: Sequence[int], max_batch: int | None = None) ->
     held: set[int] = set()
     need = 0
     for beam in order:
-        fresh, added = _fresh(demand, beam, set() if demand.copy_per_beam else held)
+        fresh, added = _new_nodes(demand, beam, set() if demand.copy_per_beam else held)
         full = bool(groups) and len(groups[-1]) == max_batch
         if not groups or full or need + added > demand.capacity_bytes:
             groups.append([])
             held, need = set(), 0
-            fresh, added = _fresh(demand, beam, held)
+            fresh, added = _new_nodes(demand, beam, held)
         groups[-1].append(beam)
         held.update(fresh)
         need += added
     return groups
 
 
-def _fresh(demand: KVDemand, beam: int, held: Iterable[int]) -> tuple[list[int], int]:
+def _new_nodes(demand: KVDemand, beam: int, held: Iterable[int]) -> tuple[list[int], int]:
     """Return the beam's nodes that are not held, deepest first, and their bytes with its growth."""
     fresh: list[int] = []
     num_bytes, node = demand.growth_bytes[beam], demand.leaf[beam]

@@ -14,7 +14,7 @@ from typing import Any
 
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.flashtts.baseline import Workload, baseline_of
-from beamwright_lab.flashtts.figures import VARIANTS, compare, ours, seeds_of, tree_of
+from beamwright_lab.flashtts.figures import VARIANTS, compare, seeds_of, simulate_ours, tree_of
 from beamwright_lab.flashtts.split import PAIRS
 
 BASELINE, WITHOUT = "baseline", "P+M"
@@ -50,7 +50,7 @@ def sensitivity(pair: str = "1.5B+7B", n: int = 16) -> list[dict[str, Any]]:
         work = Workload(step_sigma=sigma, inherited=inherited)
         cases = [baseline_of(pair, tree_of(work, n, seed), n) for seed in seeds_of(n)]
         ran = {
-            name: [found for case in cases if (found := ours(case, VARIANTS[name], work))]
+            name: [found for case in cases if (found := simulate_ours(case, VARIANTS[name], work))]
             for name in (WITHOUT, *AHEAD)
         }
         goodput = {name: fmean(each.goodput_tok_s for each in ran[name]) for name in ran}

@@ -30,9 +30,9 @@ from beamwright_lab.simulator.split import (
     Split,
     SplitCase,
     Stage,
+    alternating_split,
     best_split,
     fixed_split,
-    in_turn,
     tree_case,
 )
 from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
@@ -79,7 +79,9 @@ def workload_of(num_beams: int) -> Workload:
     return Workload(num_beams, WIDTH, PROMPT, GENERATE, STEP)
 
 
-def cases(pair: str, num_beams: int, card: HardwareProfile) -> Iterator[tuple[str, SplitCase]]:
+def split_cases(
+    pair: str, num_beams: int, card: HardwareProfile
+) -> Iterator[tuple[str, SplitCase]]:
     """Yield two cases: whole paths without sharing, as in the paper, and a tree's largest round."""
     generator, verifier = costs_of(pair)
     work = workload_of(num_beams)
@@ -112,7 +114,7 @@ def call_ms(case: SplitCase, memory_bytes: int) -> float:
     return statistics.median(found) * 1e3
 
 
-def seconds(split: Split | None) -> str:
+def format_seconds(split: Split | None) -> str:
     return "does not fit" if split is None else f"{split.total_s:.2f}"
 
 
@@ -128,8 +130,8 @@ def plan_rows(beams: Sequence[int], card: HardwareProfile) -> Iterator[dict[str,
                 if memory <= 0:
                     yield row | {"requests": "the weights do not fit"}
                     break
-                for name, case in cases(pair, num_beams, card):
-                    best, turns = best_split(case, memory), in_turn(case, memory)
+                for name, case in split_cases(pair, num_beams, card):
+                    best, turns = best_split(case, memory), alternating_split(case, memory)
                     assert best is not None
                     fixed = {
                         label: fixed_split(case, int(part * memory), memory - int(part * memory))
@@ -141,9 +143,9 @@ def plan_rows(beams: Sequence[int], card: HardwareProfile) -> Iterator[dict[str,
                         "generator's share": f"{best.generator_bytes / memory:.2f}",
                         "B_dec": best.decode_batch,
                         "B_pre": best.prefill_batch,
-                        "search, s": seconds(best),
-                        **{f"{label}, s": seconds(each) for label, each in fixed.items()},
-                        "in turn, s": seconds(turns),
+                        "search, s": format_seconds(best),
+                        **{f"{label}, s": format_seconds(each) for label, each in fixed.items()},
+                        "in turn, s": format_seconds(turns),
                         "faster": "in turn" if turns.total_s < best.total_s else "parts",
                         "ms a call": f"{call_ms(case, memory):.3f}",
                     }
@@ -206,7 +208,7 @@ def run_rows(num_beams: int, seed: int, card: HardwareProfile) -> Iterator[dict[
                 "best fixed share": fixed[best],
                 **{split: run(memory, equal, split) for split in MOVING},
             }
-            shown = {name: _shown(each) for name, each in results.items()}
+            shown = {name: _describe(each) for name, each in results.items()}
             shown["best fixed share"] = f"{best}: {shown['best fixed share']}"
             yield {
                 "pair": pair,
@@ -217,7 +219,7 @@ def run_rows(num_beams: int, seed: int, card: HardwareProfile) -> Iterator[dict[
             }
 
 
-def _shown(found: dict[str, Any] | None) -> str:
+def _describe(found: dict[str, Any] | None) -> str:
     if found is None:
         return "does not fit"
     loaded = found["h2d_bytes"] / GIB

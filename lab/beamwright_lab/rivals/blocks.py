@@ -60,7 +60,7 @@ class PrefixBlocks:
             return None
         taken = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
         for block in taken:
-            self._forget(block)
+            self._uncache(block)
             self._holders[block] = 1
         self.peak_held = max(self.peak_held, self.num_held)
         return taken
@@ -68,7 +68,7 @@ class PrefixBlocks:
     def store(self, block: int, key: int) -> None:
         """Enter a full block into the prefix cache."""
         if self._keys[block] != key:
-            self._forget(block)
+            self._uncache(block)
             self._keys[block] = key
             self._cached.setdefault(key, []).append(block)
 
@@ -81,7 +81,7 @@ class PrefixBlocks:
                 if self._keys[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def _forget(self, block: int) -> None:
+    def _uncache(self, block: int) -> None:
         key, self._keys[block] = self._keys[block], None
         if key is not None:
             same = self._cached[key]

@@ -87,7 +87,7 @@ class RadixCache:
             self._unstored += fresh
             self.host_tokens += fresh
             entry.stored += fresh
-        self._use(node, entry)
+        self._touch(node, entry)
         return added
 
     def take_unstored(self) -> int:
@@ -108,7 +108,7 @@ class RadixCache:
         entry.locks -= 1
         if not entry.locks:
             self.locked_tokens -= entry.tokens
-            self._use(node, entry)
+            self._touch(node, entry)
 
     def load(self, node: Lineage) -> int:
         """Load a step from the host; return its tokens."""
@@ -116,7 +116,7 @@ class RadixCache:
         entry.on_device, entry.tokens = True, entry.stored
         self.tokens += entry.tokens
         self._count_child(node, 1)
-        self._use(node, entry)
+        self._touch(node, entry)
         return entry.tokens
 
     def evict(self, num_tokens: int) -> int:
@@ -128,7 +128,7 @@ class RadixCache:
         while freed < num_tokens and self._leaves:
             _, used, node = heapq.heappop(self._leaves)
             entry = self._entries[node]
-            if entry.used != used or not self._can_go(entry):
+            if entry.used != used or not self._is_evictable(entry):
                 continue
             entry.on_device = False
             freed += entry.tokens
@@ -144,17 +144,17 @@ class RadixCache:
         if node:
             parent = self._entries[node[:-1]]
             parent.children += change
-            self._list(node[:-1], parent)
+            self._queue_for_eviction(node[:-1], parent)
 
-    def _use(self, node: Lineage, entry: _Entry) -> None:
+    def _touch(self, node: Lineage, entry: _Entry) -> None:
         entry.used = next(self._clock)
-        self._list(node, entry)
+        self._queue_for_eviction(node, entry)
 
-    def _list(self, node: Lineage, entry: _Entry) -> None:
+    def _queue_for_eviction(self, node: Lineage, entry: _Entry) -> None:
         """Queue the step for eviction if it is an unlocked leaf."""
-        if self._can_go(entry):
+        if self._is_evictable(entry):
             rank = entry.used if self._next_use is None else -self._next_use(node)
             heapq.heappush(self._leaves, (rank, entry.used, node))
 
-    def _can_go(self, entry: _Entry) -> bool:
+    def _is_evictable(self, entry: _Entry) -> bool:
         return entry.on_device and not entry.locks and not entry.children

@@ -96,14 +96,14 @@ class SglangEngine:
             if request in self._admitted:
                 self._share_prompt(request)
             else:
-                self._hold(request, new * iteration.passes)
+                self._add_own_tokens(request, new * iteration.passes)
         self.running += self._admitted
         self._admitted = []
         done = [request for request, _ in iteration.rows if request.complete]
         for request in done:
             self.running.remove(request)
             self.cache.insert(request.node, self._own[request])
-            self._drop(request)
+            self._free(request)
         self._sorted = self._sorted and not done
         return done
 
@@ -114,14 +114,14 @@ class SglangEngine:
         for node in request.path[len(self._locked[request]) :]:
             self.cache.lock(node)
         self._locked[request] = request.path
-        self._hold(request, request.computed - request.prompt_tokens - self._own[request])
+        self._add_own_tokens(request, request.computed - request.prompt_tokens - self._own[request])
 
-    def _hold(self, request: StepRequest, num_tokens: int) -> None:
+    def _add_own_tokens(self, request: StepRequest, num_tokens: int) -> None:
         """Add tokens of KV that only this request uses."""
         self._own[request] = self._own.get(request, 0) + num_tokens
         self._own_tokens += num_tokens
 
-    def _drop(self, request: StepRequest) -> None:
+    def _free(self, request: StepRequest) -> None:
         """Free the request's own KV, and unlock its path."""
         self._own_tokens -= self._own.pop(request)
         for node in self._locked.pop(request):
@@ -135,7 +135,7 @@ class SglangEngine:
         computing: set[Lineage] = set()
         left, loads, stored = _MAX_PREFILL_TOKENS, 0, 0
         self._sort()
-        room = self._room()
+        room = self._admissible_tokens()
         for request in list(self.waiting):
             found = _Match(self.cache, request)
             needed = found.host_tokens + found.missing_tokens + found.idle_tokens
@@ -147,7 +147,7 @@ class SglangEngine:
             computing.update(found.missing)
             self.waiting.remove(request)
             if self._foresight is not None:
-                self._foresight.admitted(request)
+                self._foresight.advance_to(request)
             for node in found.on_device:
                 self.cache.lock(node)
             stored += self._make_room(found.host_tokens + found.missing_tokens)
@@ -155,7 +155,7 @@ class SglangEngine:
                 loads += self.cache.load(node)
                 self.cache.lock(node)
             self._locked[request] = (*found.on_device, *found.on_host)
-            self._hold(request, found.missing_tokens)
+            self._add_own_tokens(request, found.missing_tokens)
             request.computed = request.num_tokens - found.missing_tokens
             self._admitted.append(request)
             rows.append((request, found.missing_tokens))
@@ -166,7 +166,7 @@ class SglangEngine:
         self._note_peak()
         return Iteration(
             rows=rows,
-            distinct_tokens=self._distinct(request for request, _ in rows),
+            distinct_tokens=self._distinct_tokens(request for request, _ in rows),
             load_tokens=loads,
             store_tokens=self.cache.take_unstored(),
             evicted_tokens=stored,
@@ -197,15 +197,15 @@ class SglangEngine:
             stack += [(child, False) for child in reversed(heavy)]
         self.waiting, self._sorted = ordered, True
 
-    def _room(self) -> float:
+    def _admissible_tokens(self) -> float:
         """Return the free and evictable tokens that are not reserved for running requests."""
         growth = sum(
             min(request.step_tokens - request.drawn, _MOST_RESERVED_TOKENS)
             for request in self.running
         )
-        return self._available() - growth * self.reserved
+        return self._available_tokens() - growth * self.reserved
 
-    def _available(self) -> int:
+    def _available_tokens(self) -> int:
         return self._num_tokens - self.cache.locked_tokens - self._own_tokens
 
     def _make_room(self, num_tokens: int) -> int:
@@ -221,7 +221,7 @@ class SglangEngine:
         most = min(request.step_tokens - request.drawn for request in rows)
         if self.waiting:
             most = 1  # the reserve shrinks with every pass, so a request may be admitted
-        passes = max(1, min(most, self._available() // len(rows), _MOST_PASSES))
+        passes = max(1, min(most, self._available_tokens() // len(rows), _MOST_PASSES))
         stored = self._make_room(len(rows) * passes)
         self._note_peak(len(rows) * passes)
         decay = (_RESERVED - _LEAST_RESERVED) / _DECAY_STEPS
@@ -237,10 +237,10 @@ class SglangEngine:
     def _retract(self) -> None:
         """Retract requests until the next token of every row fits."""
         before = self.preemptions
-        while self._available() < len(self.running):
+        while self._available_tokens() < len(self.running):
             victim = min(self.running, key=lambda each: (each.drawn, -each.prompt_tokens))
             self.running.remove(victim)
-            self._drop(victim)
+            self._free(victim)
             victim.computed = 0
             self.waiting.append(victim)
             self.preemptions += 1
@@ -250,7 +250,7 @@ class SglangEngine:
             total = sum(request.step_tokens for request in self.running)
             self.reserved = min(1.0, (drawn + _RETRACT_STEPS * len(self.running)) / total)
 
-    def _distinct(self, requests: Iterable[StepRequest]) -> int:
+    def _distinct_tokens(self, requests: Iterable[StepRequest]) -> int:
         """Return the distinct KV tokens that these requests read."""
         chosen = list(requests)
         nodes = {node for request in chosen for node in request.path}
@@ -308,7 +308,7 @@ class AdmissionForesight:
                     self._uses[number, node] = (first, place)
         self._now = (0, 0)
 
-    def admitted(self, request: StepRequest) -> None:
+    def advance_to(self, request: StepRequest) -> None:
         """Advance the current position to this request."""
         self._now = max(self._now, self._place[request.node])
 

@@ -49,31 +49,32 @@ class VllmEngine:
         self.stopped: set[Lineage] = set()
         self.running: list[StepRequest] = []
         self.waiting: deque[StepRequest] = deque()
-        self._size, self._offload = block_tokens, offload
+        self._block_tokens, self._offload = block_tokens, offload
         self._max_running, self._max_batched_tokens = max_running, max_batched_tokens
         self._blocks: dict[StepRequest, list[int]] = {}
-        self._kept: dict[StepRequest, int] = {}  # number of leading blocks in the prefix cache
+        # Number of leading blocks in the prefix cache.
+        self._num_cached: dict[StepRequest, int] = {}
         self._loading: dict[StepRequest, list[int]] = {}  # keys of blocks being loaded
         self._arriving: set[int] = set()
         self._on_host: set[int] = set()
-        self._num_unsaved = self._num_ousted = 0
+        self._num_unstored = self._num_preempted = 0
         self._keys: dict[Lineage, tuple[int, ...]] = {}
         self._num_keys = 0
 
     @property
     def peak_tokens(self) -> int:
-        return self.pool.peak_held * self._size
+        return self.pool.peak_held * self._block_tokens
 
     @property
     def host_peak_tokens(self) -> int:
-        return len(self._on_host) * self._size
+        return len(self._on_host) * self._block_tokens
 
     def submit(self, requests: Sequence[StepRequest]) -> None:
         self.waiting += requests
 
     def schedule(self) -> Iteration:
-        stored, self._num_unsaved = self._num_unsaved, 0
-        budget, ousted = self._max_batched_tokens, self._num_ousted
+        stored, self._num_unstored = self._num_unstored, 0
+        budget, preempted_before = self._max_batched_tokens, self._num_preempted
         rows: list[tuple[StepRequest, int]] = []
         for request in tuple(self.running):
             new = min(request.num_tokens - request.computed, budget)
@@ -82,14 +83,14 @@ class VllmEngine:
                 budget -= new
         rows = [row for row in rows if row[0] in self._blocks]
         loads: list[tuple[StepRequest, int]] = []
-        if self._num_ousted == ousted:
+        if self._num_preempted == preempted_before:
             self._admit(rows, loads, budget)
         return Iteration(
             rows=rows,
             passes=self._passes(rows),
-            distinct_tokens=self._distinct(rows),
+            distinct_tokens=self._distinct_tokens(rows),
             loads=loads,
-            store_tokens=stored * self._size,
+            store_tokens=stored * self._block_tokens,
         )
 
     def loaded(self, request: StepRequest) -> None:
@@ -100,7 +101,7 @@ class VllmEngine:
         done = []
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)
-            self._keep_full(request)
+            self._cache_full_blocks(request)
             if request.complete:
                 done.append(request)
         for request in done:
@@ -116,21 +117,21 @@ class VllmEngine:
         Returns False if the request itself was preempted.
         """
         while (blocks := self._blocks.get(request)) is not None:
-            missing = self._count(num_tokens) - len(blocks)
+            missing = self._blocks_for(num_tokens) - len(blocks)
             if (found := self.pool.allocate(max(0, missing))) is not None:
                 blocks += found
                 return True
-            self._num_ousted += 1
+            self._num_preempted += 1
             victim = self._victim()
             self.running.remove(victim)
             self.pool.release(self._blocks.pop(victim))
-            self._oust(victim)
+            self._handle_preempted(victim)
         return False
 
     def _victim(self) -> StepRequest:
         return self.running[-1]
 
-    def _oust(self, request: StepRequest) -> None:
+    def _handle_preempted(self, request: StepRequest) -> None:
         """Requeue a request whose blocks were freed, to be recomputed."""
         self.preemptions += 1
         request.computed = 0
@@ -142,9 +143,9 @@ class VllmEngine:
         most = self._max_running
         while self.waiting and budget and (most is None or len(self._blocks) < most):
             request = self.waiting[0]
-            keys = self.keys(request)[: (request.num_tokens - 1) // self._size]
+            keys = self.keys(request)[: (request.num_tokens - 1) // self._block_tokens]
             hits = self.pool.match(keys)
-            num_blocks = self._count(request.num_tokens)
+            num_blocks = self._blocks_for(request.num_tokens)
             if not self.pool.fits(hits, num_blocks):
                 return
             self.waiting.popleft()
@@ -154,18 +155,18 @@ class VllmEngine:
             self._blocks[request] = [*hits, *fresh]
             num_loaded = self._num_on_host(keys, len(hits))
             known = len(hits) + num_loaded
-            self._kept[request] = known
-            request.computed = known * self._size
+            self._num_cached[request] = known
+            request.computed = known * self._block_tokens
             late = not self._arriving.isdisjoint(keys[: len(hits)])
             new = 0 if num_loaded or late else min(request.num_tokens - request.computed, budget)
             # The next request already hits blocks loaded or computed in this iteration.
-            full = (request.computed + new) // self._size
+            full = (request.computed + new) // self._block_tokens
             for block, key in zip(fresh, keys[len(hits) : full], strict=False):
                 self.pool.store(block, key)
             if not new:
                 self._loading[request] = list(keys[len(hits) : known])
                 self._arriving.update(self._loading[request])
-                loads.append((request, num_loaded * self._size))
+                loads.append((request, num_loaded * self._block_tokens))
                 continue
             self.running.append(request)
             rows.append((request, new))
@@ -179,16 +180,16 @@ class VllmEngine:
             num += 1
         return num
 
-    def _keep_full(self, request: StepRequest) -> None:
+    def _cache_full_blocks(self, request: StepRequest) -> None:
         """Enter newly full blocks into the prefix cache, and store them on the host."""
         blocks, keys = self._blocks[request], self.keys(request)
-        full = request.computed // self._size
-        for place in range(self._kept[request], full):
+        full = request.computed // self._block_tokens
+        for place in range(self._num_cached[request], full):
             self.pool.store(blocks[place], keys[place])
             if self._offload and keys[place] not in self._on_host:
                 self._on_host.add(keys[place])
-                self._num_unsaved += 1
-        self._kept[request] = full
+                self._num_unstored += 1
+        self._num_cached[request] = full
 
     # --- counting ----------------------------------------------------------------------------
 
@@ -204,15 +205,15 @@ class VllmEngine:
         ):
             end += length
             if node not in self._keys:
-                new = end // self._size - len(keys)
+                new = end // self._block_tokens - len(keys)
                 fresh = range(self._num_keys, self._num_keys + new)
                 self._num_keys += new
                 self._keys[node] = (*keys, *fresh)
             keys = self._keys[node]
         return keys
 
-    def _count(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._size)
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_tokens)
 
     def _passes(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
         """Return the equal passes until a block is full or a step complete."""
@@ -221,18 +222,21 @@ class VllmEngine:
         if any(request.computed + 1 < request.num_tokens for request, _ in rows):
             return 1
         return min(
-            min(self._size - request.computed % self._size, request.step_tokens - request.drawn)
+            min(
+                self._block_tokens - request.computed % self._block_tokens,
+                request.step_tokens - request.drawn,
+            )
             for request, _ in rows
         )
 
-    def _distinct(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
+    def _distinct_tokens(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
         """Return the distinct tokens of the running requests, this pass's included."""
         empty = sum(
-            len(self._blocks[request]) * self._size - request.computed - new
+            len(self._blocks[request]) * self._block_tokens - request.computed - new
             for request, new in rows
         )
         arriving = sum(map(len, self._loading.values()))
-        return (self.pool.num_held - arriving) * self._size - empty
+        return (self.pool.num_held - arriving) * self._block_tokens - empty
 
 
 class StepEngine(VllmEngine):
@@ -247,7 +251,7 @@ class StepEngine(VllmEngine):
         """Return the request with the lowest score; among equals, the one admitted last."""
         return min(reversed(self.running), key=_score)
 
-    def _oust(self, request: StepRequest) -> None:
+    def _handle_preempted(self, request: StepRequest) -> None:
         self.stopped.add(request.node)
 
 

@@ -37,7 +37,7 @@ from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts
-from beamwright_lab.simulator.lanes import LanedExecutor, SharedClock, Tape
+from beamwright_lab.simulator.lanes import LanedExecutor, QueueClock, SharedClock
 from beamwright_lab.simulator.layerwise import SimulatedLayerwise
 from beamwright_lab.simulator.link import VirtualLink
 from beamwright_lab.simulator.recorded import RecordedTree
@@ -123,7 +123,7 @@ class Bench:
     ) -> None:
         self._progress = progress
         self._cases, case = cases, cases[0]
-        self.case, self.clock, self.moments = case, clock or _clock(case), moments
+        self.case, self.clock, self.moments = case, clock or _make_clock(case), moments
         self.scripts = Scripts([each.tree for each in cases])
         self.link = VirtualLink(
             self.clock,
@@ -139,7 +139,7 @@ class Bench:
         self._writer = self._make_writer(timeline)
         counts = None if self.batch is None else self.batch.counts
         self.accounting = Accounting(self.clock, counts)
-        executor = self._executor(timeline)
+        executor = self._make_executor(timeline)
         schedule = make_schedule(case.schedule)
         self._payoff = Payoff()
         self._engine = Engine(
@@ -165,16 +165,16 @@ class Bench:
         Raises:
             CapacityError: if a search does not fit alone.
         """
-        runs = self._grow(range(len(self._cases)), in_flight)
+        runs = self._run_trees(range(len(self._cases)), in_flight)
         if in_flight != 1:
             short = [i for i, run in runs.items() if isinstance(run.error, CapacityError)]
-            runs |= self._grow(short, 1)
+            runs |= self._run_trees(short, 1)
         for run in runs.values():
             if run.error is not None:
                 raise run.error
         return list(runs.values())
 
-    def _grow(self, numbers: Sequence[int], in_flight: int | None) -> dict[int, TreeRun]:
+    def _run_trees(self, numbers: Sequence[int], in_flight: int | None) -> dict[int, TreeRun]:
         """Run these searches once, by index. A search that did not fit has a `TreeRun.error`."""
         engine, scripts = self._engine, list(self.scripts)
         stores = [each for each in (self.residency, *self.scorers) if each is not None]
@@ -192,7 +192,7 @@ class Bench:
                     i = waiting.popleft()
                     strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
                     tree = scripts[i].search_tree()
-                    runs[i] = TreeRun(tree, strategy, _last, lambda tree: Random(0))
+                    runs[i] = TreeRun(tree, strategy, _last_score, lambda tree: Random(0))
                     engine.admit(runs[i])
                 if self.moving is not None:
                     self.moving.look([run for run in runs.values() if not run.tree.done])
@@ -218,13 +218,13 @@ class Bench:
                 self._progress,
             )
             return self.layerwise
-        self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
+        self.residency = self._make_residency(case.model, case.costs, self.budget, 0, timeline)
         rows = ScriptedRows(
             self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
         )
         settings = case.schedule.model_copy(update={"speculation": case.speculation})
         decodings = Decodings(Decoding(step=case.step))
-        prefill = self._prefill(self.residency, case.costs)
+        prefill = self._make_prefill(self.residency, case.costs)
         self.batch = RunningBatch(
             rows,
             self.residency,
@@ -243,7 +243,7 @@ class Bench:
             roofline = Roofline(case.model, case.hardware)
         return None if roofline is None else roofline.pass_costs()
 
-    def _prefill(
+    def _make_prefill(
         self, residency: SimulatedResidency, costs: RooflineCosts
     ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
         prefill, recomputes = SimulatedPrefill(residency, self.clock, costs), False
@@ -259,13 +259,13 @@ class Bench:
 
         return run
 
-    def _executor(self, timeline: Timeline | None) -> Executor:
+    def _make_executor(self, timeline: Timeline | None) -> Executor:
         most_steps = STEPS_TOGETHER[self.case.schedule.explore]
         if isinstance(self.clock, SharedClock) and self.case.verifier is not None:
             lanes = []
             for copy in range(self.case.verifier.copies):
-                tape = Tape(self.clock, copy + 1 if self.case.verifier.own_cards else 0)
-                lanes.append((self._verifier(tape), tape))
+                queue = QueueClock(self.clock, copy + 1 if self.case.verifier.own_cards else 0)
+                lanes.append((self._make_verifier(queue), queue))
             return LanedExecutor(
                 self._writer,
                 lanes,
@@ -274,23 +274,23 @@ class Bench:
                 self._stalled_s,
                 most_steps=most_steps,
             )
-        verifier = self._verifier(self.clock)
+        verifier = self._make_verifier(self.clock)
         scoring = Scoring(verifier, self.accounting, self._stalled_s, timeline, most_steps)
         lane = Lane(scoring, self._progress)
         return Executor(self._writer, [lane], self._stalled_s, self._progress)
 
-    def _verifier(self, clock: VirtualClock) -> Verifier:
+    def _make_verifier(self, clock: VirtualClock) -> Verifier:
         found = self.case.verifier
         if found is None:
             return ReplayVerifier(self.scripts)
         budget = ByteBudget(found.kv_budget_bytes, "device KV budget of the verifier")
-        scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS, clock=clock)
+        scorer = self._make_residency(found.model, found.costs, budget, MARK_TOKENS, clock=clock)
         prefill = SimulatedPrefill(scorer, clock, found.costs)
         self.scorers.append(scorer)
         self.verifiers.append(SimulatedVerifier(scorer, prefill, self.scripts))
         return self.verifiers[-1]
 
-    def _residency(
+    def _make_residency(
         self,
         model: ModelCosts,
         costs: RooflineCosts,
@@ -302,9 +302,9 @@ class Bench:
         """Create one model's KV store. Its steps have `extra_tokens` more than the scripts'."""
         host = None
         if not schedule_row(self.case.schedule).resident:
-            host = self._host_tier(model, extra_tokens)
+            host = self._make_host_tier(model, extra_tokens)
         return SimulatedResidency(
-            _ledger(model, budget, self._most_bytes()),
+            _make_ledger(model, budget, self._largest_budget_bytes()),
             host,
             clock or self.clock,
             costs,
@@ -312,7 +312,7 @@ class Bench:
             log=log,
         )
 
-    def _host_tier(self, model: ModelCosts, extra_tokens: int) -> HostTier:
+    def _make_host_tier(self, model: ModelCosts, extra_tokens: int) -> HostTier:
         case, bytes_per_token = self.case, model.kv_bytes_per_token
         if case.host_bytes is None:
             state = state_blocks(model)
@@ -323,12 +323,12 @@ class Bench:
             total = case.model.kv_bytes_per_token + verifier
             num_bytes = case.host_bytes * bytes_per_token // total
         hint = "raise --host-memory, or use --evict recompute"
-        ledger = _ledger(model, ByteBudget(num_bytes, "host KV budget", hint))
+        ledger = _make_ledger(model, ByteBudget(num_bytes, "host KV budget", hint))
         schedule = case.schedule
         recompute = schedule.evict == "recompute"
         return TIERS[case.victims](ledger, self.link, recompute, schedule.inter_beam)
 
-    def _most_bytes(self) -> int | None:
+    def _largest_budget_bytes(self) -> int | None:
         """Return the largest budget that a model may get; None if budgets are fixed."""
         case = self.case
         if case.split is None or case.verifier is None:
@@ -365,7 +365,9 @@ def state_blocks(model: ModelCosts) -> int:
     return -(-model.state_bytes // (BLOCK_TOKENS * model.kv_bytes_per_token))
 
 
-def _ledger(model: ModelCosts, budget: ByteBudget, most_bytes: int | None = None) -> BlockLedger:
+def _make_ledger(
+    model: ModelCosts, budget: ByteBudget, most_bytes: int | None = None
+) -> BlockLedger:
     """Create the ledger of a model's blocks; recurrent states have a group of their own."""
     groups, fixed = [GroupBlocks(BLOCK_TOKENS)], state_blocks(model)
     if fixed:
@@ -373,16 +375,16 @@ def _ledger(model: ModelCosts, budget: ByteBudget, most_bytes: int | None = None
     return BlockLedger(model.kv_bytes_per_token, BLOCK_TOKENS, budget, most_bytes, groups)
 
 
-def _last(scores: Sequence[float | None]) -> float | None:
+def _last_score(scores: Sequence[float | None]) -> float | None:
     return scores[-1]
 
 
-def _clock(case: Simulation) -> VirtualClock:
+def _make_clock(case: Simulation) -> VirtualClock:
     """Create the clock; with overlap, one on which two models can compute at a time."""
     return SharedClock() if case.overlap else VirtualClock()
 
 
-def seconds_of(bench: Bench) -> Seconds:
+def phase_seconds(bench: Bench) -> Seconds:
     """Return the time of a finished simulation by phase."""
     clock, counts = bench.clock, bench.accounting.counts
     stall_s, verify_s, both_s = counts.stall_s, counts.verify_s, 0.0

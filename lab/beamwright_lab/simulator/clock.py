@@ -36,7 +36,7 @@ class VirtualClock:
         """Advance by the time that the device takes for this work alone."""
         self.advance(work.seconds)
 
-    def reach(self, time_s: float) -> float:
+    def advance_to(self, time_s: float) -> float:
         """Advance to `time_s`, and return the seconds waited; 0 if that time has passed."""
         waited_s = time_s - self.now_s
         if waited_s <= 0:
@@ -45,7 +45,7 @@ class VirtualClock:
         self._notify()
         return waited_s
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the clock has moved."""
         self._listeners.append(listener)
 

@@ -46,39 +46,46 @@ class EngineRules:
     waits: bool = False
 
 
-def _vllm(*, offload: bool) -> Callable[[int, Rounds], RequestEngine]:
+def _vllm_factory(*, offload: bool) -> Callable[[int, Rounds], RequestEngine]:
     return lambda tokens, rounds: VllmEngine(tokens // _PAGE_TOKENS, offload=offload)
 
 
-def _sglang(hicache: WritePolicy | None) -> Callable[[int, Rounds], RequestEngine]:
+def _sglang_factory(hicache: WritePolicy | None) -> Callable[[int, Rounds], RequestEngine]:
     return lambda tokens, rounds: SglangEngine(tokens, hicache=hicache)
 
 
-def _step(tokens: int, rounds: Rounds) -> RequestEngine:
+def _make_step_engine(tokens: int, rounds: Rounds) -> RequestEngine:
     return StepEngine(tokens // _PAGE_TOKENS)
 
 
-def _clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
+def _make_clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
     return SglangEngine(tokens, hicache="write_back", foresight=AdmissionForesight(rounds))
 
 
 ENGINES: Mapping[str, EngineRules] = MappingProxyType(
     {
-        "vllm": EngineRules("vLLM: prefix cache, preemption by recompute", _vllm(offload=False)),
-        "vllm-offload": EngineRules(
-            "vLLM with its offloading connector", _vllm(offload=True), host_tier=True, waits=True
+        "vllm": EngineRules(
+            "vLLM: prefix cache, preemption by recompute", _vllm_factory(offload=False)
         ),
-        "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang(None)),
+        "vllm-offload": EngineRules(
+            "vLLM with its offloading connector",
+            _vllm_factory(offload=True),
+            host_tier=True,
+            waits=True,
+        ),
+        "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang_factory(None)),
         "sglang-hicache": EngineRules(
-            "SGLang with HiCache, write-through", _sglang("write_through"), host_tier=True
+            "SGLang with HiCache, write-through", _sglang_factory("write_through"), host_tier=True
         ),
         "sglang-write-back": EngineRules(
-            "SGLang with HiCache, write-back", _sglang("write_back"), host_tier=True
+            "SGLang with HiCache, write-back", _sglang_factory("write_back"), host_tier=True
         ),
-        "step": EngineRules("vLLM that stops its lowest-scored path where memory ends", _step),
+        "step": EngineRules(
+            "vLLM that stops its lowest-scored path where memory ends", _make_step_engine
+        ),
         "clairvoyant": EngineRules(
             "write-back, evicting what is needed last (Belady): a bound",
-            _clairvoyant,
+            _make_clairvoyant,
             host_tier=True,
         ),
     }
@@ -162,7 +169,7 @@ def simulate_engine(
         run = EngineRun(rules.make(case.kv_budget_bytes // token_bytes, rounds), meters)
         for number, requests in enumerate(fresh, start=1):
             progress.doing(f"round {number}: {len(requests)} requests")
-            run.round(requests)
+            run.run_round(requests)
             progress.wrote(sum(each.step_tokens for each in requests))
         for meter in meters:
             meter.ran = run
@@ -185,7 +192,7 @@ class EngineRun:
         self._meters = meters
         self._arriving: dict[StepRequest, Transfer] = {}
 
-    def round(self, requests: list[StepRequest]) -> None:
+    def run_round(self, requests: list[StepRequest]) -> None:
         """Run one round: send its requests until each is complete or stopped by the engine.
 
         Requests behind a stopped step are left out.
@@ -196,7 +203,7 @@ class EngineRun:
         self.engine.submit(requests)
         complete, stopped = 0, len(self.engine.stopped)
         while complete + len(self.engine.stopped) - stopped < len(requests):
-            self._receive()
+            self._report_loads()
             iteration = self.engine.schedule()
             for request, tokens in iteration.loads:
                 (meter,) = self._meters
@@ -211,7 +218,7 @@ class EngineRun:
                 self._meters[0].wait(next(iter(self._arriving.values())))
         self.completed += complete
 
-    def _receive(self) -> None:
+    def _report_loads(self) -> None:
         """Report finished loads to the engine."""
         for request in [each for each, one in self._arriving.items() if one.finished]:
             del self._arriving[request]
@@ -274,9 +281,9 @@ class EngineMeter:
         read = iteration.distinct_tokens if self._once else by_row
         if len(iteration.rows) == new:
             return self._costs.tokens(new, read, seen, new, iteration.passes).seconds
-        return self._costs.prefill(new, read, seen).seconds - self._spared_s(iteration, read)
+        return self._costs.prefill(new, read, seen).seconds - self._draft_savings_s(iteration, read)
 
-    def _spared_s(self, iteration: Iteration, read: int) -> float:
+    def _draft_savings_s(self, iteration: Iteration, read: int) -> float:
         """Return the seconds that drafts save for rows that decode in the pass of a prefill."""
         seen = [request.computed + 1 for request, tokens in iteration.rows if tokens == 1]
         if not seen:

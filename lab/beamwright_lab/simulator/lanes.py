@@ -34,7 +34,7 @@ class RunningWork:
     card: int
 
 
-class Tape(VirtualClock):
+class QueueClock(VirtualClock):
     """The clock given to a concurrent verifier: it queues work for the shared clock.
 
     Waiting for the link is not queued.
@@ -46,7 +46,7 @@ class Tape(VirtualClock):
         self.pieces: deque[RunningWork] = deque()
 
     def run(self, work: Work) -> None:
-        """Queue work behind the work already on the tape."""
+        """Queue work behind the work already in the queue."""
         if work.seconds > 0:
             self.pieces.append(RunningWork(work, work.seconds, self._card))
 
@@ -61,44 +61,45 @@ class SimulatedLane(Lane):
     is done.
     """
 
-    def __init__(self, scoring: Scoring, tape: Tape) -> None:
+    def __init__(self, scoring: Scoring, queue: QueueClock) -> None:
         super().__init__(scoring)
-        self._tape = tape
-        self._now: list[Event] | None = None
-        self._begins = False
+        self._work_queue = queue
+        self._current_events: list[Event] | None = None
+        self._starting = False
         self.results: deque[list[Event]] = deque()
 
     @property
     def busy(self) -> bool:
-        return self.piece() is not None
+        return self.current_work() is not None
 
     def take(self) -> list[Event] | None:
         return self.results.popleft() if self.results else None
 
-    def piece(self) -> RunningWork | None:
+    def current_work(self) -> RunningWork | None:
         """Return the current work, starting the next batch if needed; None if idle."""
-        pieces = self._tape.pieces
+        pieces = self._work_queue.pieces
         while True:
             if pieces and pieces[0].left_s > 0:
                 return pieces[0]
             if pieces:
                 pieces.popleft()
                 continue
-            if self._now is not None:
-                self.results.append(self._now)
-                self._now = None
-            if self._begins or not self.scoring.queue:
+            if self._current_events is not None:
+                self.results.append(self._current_events)
+                self._current_events = None
+            if self._starting or not self.scoring.queue:
                 return None
-            self._begins = True  # `score` may wait for loads, and the clock then calls `piece`
-            self._now = self.scoring.score(self.scoring.queue.take())
-            self._begins = False
+            # `score` may wait for loads, and the clock then calls `current_work` again.
+            self._starting = True
+            self._current_events = self.scoring.score(self.scoring.queue.take())
+            self._starting = False
 
     def close(self) -> None:
         """Drop waiting and running batches, and unread results."""
         super().close()
-        self._tape.pieces.clear()
+        self._work_queue.pieces.clear()
         self.results.clear()
-        self._now = None
+        self._current_events = None
 
 
 class SharedClock(VirtualClock):
@@ -117,30 +118,30 @@ class SharedClock(VirtualClock):
     def run(self, work: Work) -> None:
         own = RunningWork(work, work.seconds, 0)
         while own.left_s > 0:
-            self._pass(own)
+            self._advance_to_next_end(own)
 
     def advance(self, seconds: float) -> None:
         self.run(Work.alone(seconds))
 
-    def reach(self, time_s: float) -> float:
+    def advance_to(self, time_s: float) -> float:
         began_s, beside_s = self.now_s, self.beside_s
-        while self.now_s < time_s and self._pass(None, time_s):
+        while self.now_s < time_s and self._advance_to_next_end(None, time_s):
             pass
-        super().reach(time_s)
+        super().advance_to(time_s)
         self.hidden_s += self.beside_s - beside_s
         return self.now_s - began_s
 
-    def until(self, ready: Callable[[], bool]) -> None:
+    def run_until(self, ready: Callable[[], bool]) -> None:
         """Run the lanes until `ready` returns true or all are idle."""
-        while not ready() and self._pass(None):
+        while not ready() and self._advance_to_next_end(None):
             pass
 
-    def _pass(self, own: RunningWork | None, until_s: float = math.inf) -> bool:
+    def _advance_to_next_end(self, own: RunningWork | None, until_s: float = math.inf) -> bool:
         """Advance until a piece of work ends, at most to `until_s`; False if there is no work.
 
         own: the generator's work, if any.
         """
-        beside = [piece for lane in self.lanes if (piece := lane.piece()) is not None]
+        beside = [piece for lane in self.lanes if (piece := lane.current_work()) is not None]
         pieces = beside if own is None else [own, *beside]
         if not pieces:
             return False
@@ -160,7 +161,7 @@ class SharedClock(VirtualClock):
             self.beside_s += seconds
         super().advance(seconds)
         for lane in self.lanes:
-            lane.piece()  # publish results of work that has just ended
+            lane.current_work()  # publish results of work that has just ended
         return True
 
 
@@ -177,7 +178,7 @@ class LanedExecutor(Executor):
     def __init__(
         self,
         writer: StepWriter,
-        verifiers: Sequence[tuple[Verifier, Tape]],
+        verifiers: Sequence[tuple[Verifier, QueueClock]],
         accounting: Accounting,
         clock: SharedClock,
         stalled_s: Callable[[], float] = lambda: 0.0,
@@ -185,16 +186,16 @@ class LanedExecutor(Executor):
         most_steps: int = 1,
     ) -> None:
         clock.lanes = [
-            SimulatedLane(Scoring(verifier, accounting, most_steps=most_steps), tape)
-            for verifier, tape in verifiers
+            SimulatedLane(Scoring(verifier, accounting, most_steps=most_steps), queue)
+            for verifier, queue in verifiers
         ]
         super().__init__(writer, clock.lanes, stalled_s)
         self._clock = clock
 
     def _take(self) -> list[Event] | None:
         for lane in self._clock.lanes:
-            lane.piece()  # publish finished results and start the next batch
+            lane.current_work()  # publish finished results and start the next batch
         return super()._take()
 
     def _wait_for_scores(self) -> None:
-        self._clock.until(lambda: any(lane.results for lane in self._clock.lanes))
+        self._clock.run_until(lambda: any(lane.results for lane in self._clock.lanes))

@@ -57,7 +57,7 @@ class SimulatedLayerwise(StepWriter):
         self._on_host = [0] * model.num_layers
         self._tail_tokens = tail_tokens
         self._dense = costs.layout is Layout.DENSE
-        self._ahead: tuple[Transfer, int] | None = None
+        self._prefetched: tuple[Transfer, int] | None = None
         self._forwarded: set[Node] = set()
         self._groups: deque[tuple[Node, ...]] = deque()
         self.counts = Counters()
@@ -99,14 +99,14 @@ class SimulatedLayerwise(StepWriter):
         """
         steps = [self._scripts.step(node) for node in beams]
         self._progress.doing(f"round {beams[0].round}: decoding {len(beams)} beams")
-        self._complete_parents(beams)
-        going, first = {}, 0
+        self._prefill_parents(beams)
+        left, first = {}, 0
         for node, step in zip(beams, steps, strict=True):
-            going[node] = step.tokens - step.stop.ends_path  # a path's last token is not forwarded
+            left[node] = step.tokens - step.stop.ends_path  # a path's last token is not forwarded
             self._forwarded.add(node)
-        while going := {node: tokens for node, tokens in going.items() if tokens > first}:
-            until = min(going.values())
-            self._decode_rows(list(going), first, until)
+        while left := {node: tokens for node, tokens in left.items() if tokens > first}:
+            until = min(left.values())
+            self._decode_rows(list(left), first, until)
             first = until
         self._progress.wrote(sum(step.tokens for step in steps))
         return [
@@ -128,22 +128,24 @@ class SimulatedLayerwise(StepWriter):
                 union=union + own,
                 num_pieces=num_pieces,
                 # No prefetch across a full tail, because KV is then packed again.
-                ahead=held + rows * (token // tail * tail) if (token + 1) % tail else None,
+                prefetch_tokens=held + rows * (token // tail * tail)
+                if (token + 1) % tail
+                else None,
             )
-            self._layers(work, self._num_layers)
-        self._discard_ahead()
+            self._run_pass(work, self._num_layers)
+        self._discard_prefetched()
 
-    def _complete_parents(self, beams: Sequence[Node]) -> None:
+    def _prefill_parents(self, beams: Sequence[Node]) -> None:
         """Prefill the beams' parents that have no KV yet: prompts, or the last token of a step."""
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
-        owing = [node for node in parents if node not in self._forwarded]
-        if not owing:
+        pending = [node for node in parents if node not in self._forwarded]
+        if not pending:
             return
-        self._forwarded.update(owing)
-        lengths = [1 if node.parent else node.end for node in owing]
-        before = [node.end - length for node, length in zip(owing, lengths, strict=True)]
+        self._forwarded.update(pending)
+        lengths = [1 if node.parent else node.end for node in pending]
+        before = [node.end - length for node, length in zip(pending, lengths, strict=True)]
         new = sum(lengths)
-        union = _union_tokens(owing) + sum(len(node.token_ids) for node in owing) - new
+        union = _union_tokens(pending) + sum(len(node.token_ids) for node in pending) - new
         held = sum(before) if self._dense else union
         seen = sum(n * b + n * (n + 1) // 2 for n, b in zip(lengths, before, strict=True))
         work = _Pass(
@@ -151,17 +153,17 @@ class SimulatedLayerwise(StepWriter):
             held=held,
             fresh=new,
             union=union,
-            num_pieces=len(owing) if self._dense else held // BLOCK_TOKENS,
+            num_pieces=len(pending) if self._dense else held // BLOCK_TOKENS,
         )
         # These few rows must not raise the number of resident layers for later passes.
-        self._layers(work, self._resident)
+        self._run_pass(work, self._resident)
 
     # --- one pass through all layers ---------------------------------------------------------
 
-    def _layers(self, work: _Pass, max_layers: int) -> None:
+    def _run_pass(self, work: _Pass, max_layers: int) -> None:
         """Run one forward pass with at most `max_layers` resident layers."""
-        resident = min(max_layers, self._fitting(work.held + work.fresh))
-        self._charge(work, resident)
+        resident = min(max_layers, self._max_resident_layers(work.held + work.fresh))
+        self._check_budget(work, resident)
         self._move_residents(work, resident)
         layer_s = work.seconds / self._num_layers
         fetching = self._fetch_first(work, resident)
@@ -175,39 +177,42 @@ class SimulatedLayerwise(StepWriter):
             if following < self._num_layers:
                 fetching[following] = [self._fetch(work)]
             elif following == self._num_layers:
-                self._fetch_ahead(work, resident)
+                self._prefetch(work, resident)
         self._wait(stores)
 
     def _fetch_first(self, work: _Pass, resident: int) -> dict[int, list[Transfer]]:
         if resident == self._num_layers:
             return {}
-        if self._ahead is None:
+        if self._prefetched is None:
             first = [self._fetch(work)]
         else:
-            ahead, tokens = self._ahead
+            ahead, tokens = self._prefetched
             first = [ahead, self._submit(Direction.H2D, work.held - tokens, 1)]
-            self._ahead = None
+            self._prefetched = None
         second = {resident + 1: [self._fetch(work)]} if resident + 1 < self._num_layers else {}
         return {resident: first, **second}
 
-    def _fetch_ahead(self, work: _Pass, resident: int) -> None:
+    def _prefetch(self, work: _Pass, resident: int) -> None:
         """Prefetch the next token's first streamed layer if the resident layers stay the same.
 
         KV of tokens that the rows have in their tails follows when that pass begins.
         """
-        if work.ahead is not None and self._fitting(work.held + 2 * work.fresh) == resident:
-            transfer = self._submit(Direction.H2D, work.ahead, work.num_pieces)
-            self._ahead = (transfer, work.ahead)
+        if (
+            work.prefetch_tokens is not None
+            and self._max_resident_layers(work.held + 2 * work.fresh) == resident
+        ):
+            transfer = self._submit(Direction.H2D, work.prefetch_tokens, work.num_pieces)
+            self._prefetched = (transfer, work.prefetch_tokens)
 
-    def _discard_ahead(self) -> None:
-        if self._ahead is not None:
-            self._wait([self._ahead[0]])
-            self._ahead = None
+    def _discard_prefetched(self) -> None:
+        if self._prefetched is not None:
+            self._wait([self._prefetched[0]])
+            self._prefetched = None
 
     def _fetch(self, work: _Pass) -> Transfer:
         return self._submit(Direction.H2D, work.held, work.num_pieces)
 
-    def _fitting(self, layer_tokens: int) -> int:
+    def _max_resident_layers(self, layer_tokens: int) -> int:
         """Return the resident layers by Eq. 1, with both stream buffers inside the budget.
 
         The result is negative if the buffers do not fit.
@@ -216,7 +221,7 @@ class SimulatedLayerwise(StepWriter):
         fitting = self.budget.total_bytes // layer_bytes
         return self._num_layers if fitting >= self._num_layers else fitting - _NUM_BUFFERS
 
-    def _charge(self, work: _Pass, resident: int) -> None:
+    def _check_budget(self, work: _Pass, resident: int) -> None:
         """Count the KV that the device holds during a pass.
 
         Raises:
@@ -244,7 +249,7 @@ class SimulatedLayerwise(StepWriter):
             self._on_host[layer] = work.union
             moved.append(self._submit(Direction.H2D, work.held, work.num_pieces))
         if resident != self._resident:
-            self._discard_ahead()
+            self._discard_prefetched()
         self._resident = resident
         self._wait(moved)
 
@@ -263,7 +268,7 @@ class _Pass:
     held: tokens before the pass, copies counted; union: distinct tokens of these.
     fresh: tokens that the pass adds.
     num_pieces: copies in which a layer is transferred.
-    ahead: tokens that can be prefetched for the next pass; None: no prefetch.
+    prefetch_tokens: tokens that can be prefetched for the next pass; None: no prefetch.
     """
 
     seconds: float
@@ -271,7 +276,7 @@ class _Pass:
     fresh: int
     union: int
     num_pieces: int
-    ahead: int | None = None
+    prefetch_tokens: int | None = None
 
 
 def _union_tokens(nodes: Sequence[Node]) -> int:

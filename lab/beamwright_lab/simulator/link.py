@@ -44,8 +44,8 @@ class VirtualLink:
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
         self.timeline = timeline
         self._clock, self._seconds = clock, seconds
-        self._lanes = {direction: _Lane(self, direction) for direction in Direction}
-        clock.watch(self._settle)
+        self._queues = {direction: _DirectionQueue(self, direction) for direction in Direction}
+        clock.add_listener(self._update)
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
         num_bytes = sum(piece.num_bytes for piece in pieces)
@@ -57,8 +57,8 @@ class VirtualLink:
         """Queue a transfer that is known only by its size."""
         transfer = Transfer(direction, kind, num_bytes)
         took_s = self._seconds(num_bytes, num_pieces, direction)
-        self._lanes[direction].put(_Queued(transfer, num_pieces, self._clock.now_s, took_s))
-        self._settle()
+        self._queues[direction].put(_Queued(transfer, num_pieces, self._clock.now_s, took_s))
+        self._update()
         return transfer
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
@@ -66,8 +66,8 @@ class VirtualLink:
         pending = {id(transfer) for transfer in transfers if not transfer.finished}
         if not pending:
             return 0.0
-        ends = [lane.end_of(pending) for lane in self._lanes.values()]
-        return self._clock.reach(max(ends))
+        ends = [queue.end_of(pending) for queue in self._queues.values()]
+        return self._clock.advance_to(max(ends))
 
     def order(self, transfers: Iterable[Transfer]) -> float:
         """Wait as `wait` does, because host and device have the same clock."""
@@ -79,18 +79,18 @@ class VirtualLink:
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """Cancel unfinished transfers. A piece that is being copied still occupies the link."""
-        self._settle()
+        self._update()
         for transfer in transfers:
             if not transfer.finished:
-                self._lanes[transfer.direction].cancel(transfer, self._clock.now_s)
+                self._queues[transfer.direction].cancel(transfer, self._clock.now_s)
 
     def close(self) -> None:
-        for lane in self._lanes.values():
-            lane.clear()
+        for queue in self._queues.values():
+            queue.clear()
 
-    def _settle(self) -> None:
-        for lane in self._lanes.values():
-            lane.settle(self._clock.now_s)
+    def _update(self) -> None:
+        for queue in self._queues.values():
+            queue.update(self._clock.now_s)
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class _Queued:
     took_s: float
 
 
-class _Lane:
+class _DirectionQueue:
     """One direction of the link: its queue, and the time at which the link was last free."""
 
     def __init__(self, link: VirtualLink, direction: Direction) -> None:
@@ -112,7 +112,7 @@ class _Lane:
     def put(self, queued: _Queued) -> None:
         self._queue.append(queued)
 
-    def settle(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         """Finish the transfers that have ended by now, and mark the running one."""
         while self._queue:
             first = self._queue[0]

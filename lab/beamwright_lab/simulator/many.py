@@ -10,9 +10,9 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.protocols import Direction
 from beamwright.solver.solution import CacheStats
-from beamwright_lab.simulator.bench import Bench, Seconds, Simulation, seconds_of
+from beamwright_lab.simulator.bench import Bench, Seconds, Simulation, phase_seconds
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.residency import cache_of
+from beamwright_lab.simulator.residency import cache_stats
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def simulate_many(
 
 
 def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
-    seconds = seconds_of(bench)
+    seconds = phase_seconds(bench)
     counts = None if bench.batch is None else bench.batch.counts
     nodes = [node for run in runs for node in run.tree.nodes()]
     calls = sum(each.num_calls for each in bench.verifiers)
@@ -125,6 +125,6 @@ def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
         device_peak_bytes=bench.budget.peak_bytes,
         verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
-        generator_cache=cache_of([] if bench.residency is None else [bench.residency]),
-        verifier_cache=cache_of(bench.scorers),
+        generator_cache=cache_stats([] if bench.residency is None else [bench.residency]),
+        verifier_cache=cache_stats(bench.scorers),
     )

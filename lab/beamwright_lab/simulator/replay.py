@@ -73,15 +73,15 @@ class Script:
     def step(self, node: Node) -> RecordedNode:
         """Return the step that an open node will get."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
-        return self._steps.get(lineage) or self._imagined(lineage)
+        return self._steps.get(lineage) or self._random_step(lineage)
 
-    def _imagined(self, lineage: tuple[int, ...]) -> RecordedNode:
-        alike = self._of_depth.get(len(lineage)) or list(self._steps.values())
+    def _random_step(self, lineage: tuple[int, ...]) -> RecordedNode:
+        alike = self._steps_by_depth.get(len(lineage)) or list(self._steps.values())
         drawn = Random(repr(lineage)).choice(alike)
         return replace(drawn, lineage=lineage)
 
     @cached_property
-    def _of_depth(self) -> dict[int, list[RecordedNode]]:
+    def _steps_by_depth(self) -> dict[int, list[RecordedNode]]:
         found: dict[int, list[RecordedNode]] = {}
         for step in self._steps.values():
             found.setdefault(len(step.lineage), []).append(step)
@@ -124,7 +124,7 @@ class Script:
                 lives.append(Life(born, min(last[lineage], born + 1), state_blocks, is_state=True))
         return lives
 
-    def num_begun(self) -> Counter[int]:
+    def num_parents(self) -> Counter[int]:
         """Return the number of nodes with children, per depth."""
         return Counter(map(len, self._children))
 
@@ -143,26 +143,26 @@ class Scripts:
     """
 
     def __init__(self, trees: Sequence[RecordedTree]) -> None:
-        self._of = {tree.problem_id: Script(tree) for tree in trees}
-        if len(self._of) < len(trees):
+        self._by_problem = {tree.problem_id: Script(tree) for tree in trees}
+        if len(self._by_problem) < len(trees):
             raise InputError("trees simulated together need different problem ids")
 
     def __iter__(self) -> Iterator[Script]:
-        return iter(self._of.values())
+        return iter(self._by_problem.values())
 
     def step(self, node: Node) -> RecordedNode:
         """Return the step that an open node will get."""
-        return self._of[node.problem_id].step(node)
+        return self._by_problem[node.problem_id].step(node)
 
 
 @dataclass
 class Foresight:
     """A function as `Foresees`: it predicts what selection will extend.
 
-    say: called with the beams, their speculative descendants, and `width`.
+    foresee: called with the beams, their speculative descendants, and `width`.
     """
 
-    say: Foresee
+    foresee: Foresee
     width: int
     foresees_by_score: bool = False
 
@@ -171,7 +171,7 @@ class Foresight:
     ) -> list[Prospect]:
         """See `protocols.Foresees`."""
         del tree
-        return self.say(beams, ahead, self.width)
+        return self.foresee(beams, ahead, self.width)
 
 
 class ReplayStrategy:
@@ -182,10 +182,10 @@ class ReplayStrategy:
     """
 
     def __init__(self, script: Script, foresees: Foresees | None = None) -> None:
-        usual = Foresight(foresee_by_scores, script.width, foresees_by_score=True)
+        default = Foresight(foresee_by_scores, script.width, foresees_by_score=True)
         if script.width == 1:
-            usual = Foresight(foresee_certain, 1)
-        self._script, self._foresees = script, foresees or usual
+            default = Foresight(foresee_certain, 1)
+        self._script, self._foresees = script, foresees or default
         self.traits = traits_of(self._foresees)
 
     def prospects(
@@ -200,13 +200,13 @@ class ReplayStrategy:
             if children:
                 actions.append(Extend(node, children))
             elif tree.rounds:
-                actions += _end(node, self._script.step(node).state)
+                actions += _final_actions(node, self._script.step(node).state)
         if not any(isinstance(action, Extend) for action in actions):
             actions.append(Finish())
         return actions
 
 
-def _end(node: Node, state: NodeState) -> list[Action]:
+def _final_actions(node: Node, state: NodeState) -> list[Action]:
     if state is NodeState.PRUNED:
         return [Prune(node)]
     if state is NodeState.FINISHED:

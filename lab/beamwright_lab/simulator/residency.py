@@ -51,13 +51,13 @@ class SimulatedResidency(CacheManager):
 
     def _load(self, segment: Segment, kind: str) -> None:
         super()._load(segment, kind)
-        _name_states(segment)
+        _mark_state_transfer(segment)
 
     def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
         storing = list(segments)
         super()._store(storing, sealed=sealed)
         for segment in storing:
-            _name_states(segment)
+            _mark_state_transfer(segment)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         del destination
@@ -75,13 +75,13 @@ class SimulatedResidency(CacheManager):
             self.extend(segment, length)
 
 
-def _name_states(segment: Segment) -> None:
+def _mark_state_transfer(segment: Segment) -> None:
     """Mark the last transfer of a recurrent state's segment as such."""
     if segment.group.fixed and segment.transfers:
         segment.transfers[-1].kind = STATE
 
 
-def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
+def cache_stats(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
     """Return the cache hits of all these stores together; None without stores."""
     counts = [store.counts for store in stores]
     return CacheStats.of(sum(counts, start=Counters())) if counts else None

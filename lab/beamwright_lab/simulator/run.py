@@ -12,9 +12,9 @@ from beamwright.errors import CapacityError
 from beamwright.plan.workload import BLOCK_TOKENS, dm_lower_bound_bytes
 from beamwright.protocols import Direction
 from beamwright.solver.solution import CacheStats
-from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of, state_blocks
+from beamwright_lab.simulator.bench import Bench, Simulation, phase_seconds, state_blocks
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.residency import cache_of
+from beamwright_lab.simulator.residency import cache_stats
 from beamwright_lab.simulator.scripted_rows import Moments
 from beamwright_lab.studies.clairvoyant import traffic_bound
 
@@ -102,7 +102,7 @@ def simulate_if_fits(case: Simulation, progress: Progress | None = None) -> Simu
 
 
 def _result(bench: Bench, run: TreeRun) -> SimulationResult:
-    moved, spent = bench.moving, seconds_of(bench)
+    moved, spent = bench.moving, phase_seconds(bench)
     most_bytes = bench.case.kv_budget_bytes if moved is None else moved.most_generator_bytes
     residency = bench.residency
     host = residency.host if residency is not None else None
@@ -113,7 +113,7 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
     usage: Counter[str] = Counter()
     for node in run.tree.nodes():
         usage.update(node.usage)
-    model, begun = bench.case.model, script.num_begun()
+    model, begun = bench.case.model, script.num_parents()
     needed = (
         tokens * model.kv_bytes_per_token + begun[level] * model.state_bytes
         for level, tokens in enumerate(run.round_tokens)
@@ -142,8 +142,8 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         speculated_tokens=usage["speculated"],
         kept_tokens=usage["speculated_kept"],
         goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
-        generator_cache=cache_of([] if residency is None else [residency]),
-        verifier_cache=cache_of(bench.scorers),
+        generator_cache=cache_stats([] if residency is None else [residency]),
+        verifier_cache=cache_stats(bench.scorers),
         h2d_state_bytes=bench.link.state_bytes[Direction.H2D],
         d2h_state_bytes=bench.link.state_bytes[Direction.D2H],
     )

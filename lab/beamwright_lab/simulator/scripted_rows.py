@@ -50,9 +50,9 @@ class ScriptedRows:
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
         for row in joining:
             if not row.tokens:
-                self._extend(row, 1)
+                self._add_tokens(row, 1)
         self.num_rows = padded_rows(len(staying) + len(joining))
-        self._arrange([*staying, *joining])
+        self._set_batch([*staying, *joining])
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
@@ -62,7 +62,7 @@ class ScriptedRows:
     ) -> Ran:
         del goes_on
         if len(running) < len(self._batch):
-            self._arrange(running)
+            self._set_batch(running)
         counting = awaited(running)
         left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
         # A row's end is noticed one token late, unless its path ends.
@@ -73,7 +73,7 @@ class ScriptedRows:
         read, seen = self._read + own, self._seen + own
         self._clock.run(self._costs.tokens(self.num_rows, read, seen, grow, count))
         for row in running:
-            self._extend(row, count)
+            self._add_tokens(row, count)
         return Ran(count, count * self.num_rows)
 
     def store(self, tokens: Mapping[Row, int]) -> None:
@@ -95,7 +95,7 @@ class ScriptedRows:
     def release(self) -> None:
         self.close()
 
-    def _extend(self, row: Row, count: int) -> None:
+    def _add_tokens(self, row: Row, count: int) -> None:
         """Add up to `count` tokens of the row's step.
 
         If `count` is larger than what is left, the step's last token has been forwarded too.
@@ -108,7 +108,7 @@ class ScriptedRows:
             if count > left and not step.stop.ends_path:
                 row.hidden = _FORWARDED
 
-    def _arrange(self, rows: Sequence[Row]) -> None:
+    def _set_batch(self, rows: Sequence[Row]) -> None:
         """Make these rows the batch, and count the KV tokens that their paths read and see."""
         self._batch = list(rows)
         self._seen = self._read = sum(row.node.start for row in rows)

@@ -21,7 +21,7 @@ from beamwright_lab.simulator.replay import path_ends
 from beamwright_lab.studies.sparse import Host, RankSeconds, SparseLoad, host_ranks
 
 # Tokens simulated for a batch in one state. The pipeline is full in the second half of them.
-_TOKENS = 8
+_SIMULATED_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def simulate_sparse(
     decode_s = waited_s = h2d_bytes = 0.0
     selecting = hidden = 0
     for batch in _batches(tree, most):
-        loaded_bytes = _distinct(tree, batch) * kv_bytes
+        loaded_bytes = _distinct_tokens(tree, batch) * kv_bytes
         for number, stretch in enumerate(_stretches(tree, batch, ends)):
             visible = round(stretch.visible / stretch.rows)
             if not case.rule.is_sparse(visible):
@@ -108,7 +108,7 @@ def simulate_sparse(
             shared = min(1.0, stretch.distinct / stretch.visible)
             load = SparseLoad(stretch.rows, visible, case.rule.budget(visible), shared=shared)
             ranks = case.ranks(roofline, load)
-            token_s, late_s = _token(ranks, case.rule.how.query, roofline.model.num_layers)
+            token_s, late_s = _token_seconds(ranks, case.rule.how.query, roofline.model.num_layers)
             decode_s += stretch.tokens * token_s
             waited_s += stretch.tokens * late_s
             h2d_bytes += stretch.tokens * load.brought(case.host.anew) * kv_bytes
@@ -119,13 +119,13 @@ def simulate_sparse(
     return SparseSearch(decode_s, waited_s, h2d_bytes, rows, selecting, share)
 
 
-def _token(ranks: RankSeconds, query: str, num_layers: int) -> tuple[float, float]:
+def _token_seconds(ranks: RankSeconds, query: str, num_layers: int) -> tuple[float, float]:
     """Return the seconds of one token of all rows, and those of them spent waiting."""
     if query == "own":  # a layer's selection begins when the layer does
         late_s = ranks.cache_s + ranks.up_s + ranks.down_s
         return ranks.inference_s + late_s, late_s
     distance = 2 if query == "ahead" else None
-    run = simulate_packs(in_packs(ranks, num_layers, 1), _TOKENS, distance=distance)
+    run = simulate_packs(make_packs(ranks, num_layers, 1), _SIMULATED_TOKENS, distance=distance)
     return run.token_s, run.waited_s
 
 
@@ -147,7 +147,7 @@ def _batches(tree: RecordedTree, most: int) -> Iterator[Sequence[RecordedNode]]:
             yield nodes[number * len(nodes) // count : (number + 1) * len(nodes) // count]
 
 
-def _distinct(tree: RecordedTree, batch: Sequence[RecordedNode]) -> int:
+def _distinct_tokens(tree: RecordedTree, batch: Sequence[RecordedNode]) -> int:
     """Return the distinct tokens of the paths before these steps."""
     tokens = {node.lineage: node.tokens for node in tree.nodes}
     above = {node.lineage[:depth] for node in batch for depth in range(1, node.round)}
@@ -166,7 +166,7 @@ def _stretches(
             tokens=end - done,
             rows=len(rows),
             visible=sum(ends[node.lineage[:-1]] for node in rows) + own,
-            distinct=_distinct(tree, rows) + own,
+            distinct=_distinct_tokens(tree, rows) + own,
         )
         done = end
 
@@ -174,7 +174,7 @@ def _stretches(
 # --- packs -----------------------------------------------------------------------------------
 
 
-def in_packs(whole: RankSeconds, num_layers: int, pack_layers: int) -> list[RankSeconds]:
+def make_packs(whole: RankSeconds, num_layers: int, pack_layers: int) -> list[RankSeconds]:
     """Divide a token's seconds among packs of `pack_layers` layers; the last may be smaller."""
     packs = []
     for first in range(0, num_layers, pack_layers):

@@ -122,9 +122,9 @@ def best_split(case: SplitCase, memory_bytes: int) -> Split | None:
     Only the sizes of `_even_batches`, about 2 * sqrt(N), can be best. Ties go to the larger
     decoding capacity.
     """
-    decodes = _decodes(case, memory_bytes)
+    decodes = _decode_times(case, memory_bytes)
     best: tuple[float, int, int, int] | None = None
-    for prefill_s, prefill in _prefills(case, memory_bytes):
+    for prefill_s, prefill in _prefill_times(case, memory_bytes):
         capacity = decode_capacity(case, memory_bytes, prefill)
         if capacity < 1:
             continue
@@ -138,7 +138,7 @@ def best_split(case: SplitCase, memory_bytes: int) -> Split | None:
     return _with_loads(case, Split(prefill, decode, verifier, memory_bytes - verifier, total_s))
 
 
-def in_turn(case: SplitCase, memory_bytes: int) -> Split:
+def alternating_split(case: SplitCase, memory_bytes: int) -> Split:
     """Return the cost of giving each model all memory in turn (offloading, section 4.3.2).
 
     The idle model's KV leaves the device as far as the other model needs the room, and is loaded
@@ -162,8 +162,8 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
         overhead_s += stage.roofline.move(swapped, Direction.H2D)
         overhead_s += stage.roofline.move(min(new_bytes, swapped), Direction.D2H)
         overhead_s += _load_s(case, stage, memory_bytes)
-    prefill_s, prefill = min(_prefills(case, memory_bytes))
-    decode_s, decode = min(_decodes(case, memory_bytes))
+    prefill_s, prefill = min(_prefill_times(case, memory_bytes))
+    decode_s, decode = min(_decode_times(case, memory_bytes))
     total_s = prefill_s + decode_s + overhead_s
     return Split(prefill, -decode, memory_bytes, memory_bytes, total_s, overhead_s)
 
@@ -172,20 +172,20 @@ def fixed_split(case: SplitCase, generator_bytes: int, verifier_bytes: int) -> S
     """Return the best batch sizes for given budgets; None if a request does not fit."""
     if verifier_bytes < case.verifier.kv_bytes or generator_bytes < case.generator.kv_bytes:
         return None
-    prefill_s, prefill = min(_prefills(case, verifier_bytes))
-    decode_s, decode = min(_decodes(case, generator_bytes))
+    prefill_s, prefill = min(_prefill_times(case, verifier_bytes))
+    decode_s, decode = min(_decode_times(case, generator_bytes))
     split = Split(prefill, -decode, verifier_bytes, generator_bytes, prefill_s + decode_s)
     return _with_loads(case, split)
 
 
-def _prefills(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
+def _prefill_times(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
     """Return (seconds, batch size) of the verifier for every size that fits and can be best."""
     count, stage = case.num_requests, case.verifier
     sizes = _even_batches(count, int(memory_bytes // stage.kv_bytes))
     return [(-(-count // batch) * stage.prefill_s(batch), batch) for batch in sizes]
 
 
-def _decodes(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
+def _decode_times(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
     """Return (seconds, -batch size) of the generator; `min` then breaks ties by larger size."""
     count, stage = case.num_requests, case.generator
     sizes = _even_batches(count, int(memory_bytes // stage.kv_bytes))
@@ -237,14 +237,14 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
 # --- while a search runs ---------------------------------------------------------------------
 
 
-class Offload(MovingSplit):
+class AlternatingSplit(MovingSplit):
     """A moving split that gives all memory to the model that runs next."""
 
     def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
         return self.total_bytes
 
 
-class BySearch(Offload):
+class SearchedSplit(AlternatingSplit):
     """A moving split by the paper's search: before each round, the best budgets or taking turns.
 
     costs: of generator and verifier.
@@ -299,7 +299,7 @@ class BySearch(Offload):
         )
         best, turns = best_split(case, total), None
         with suppress(InputError):  # one path of mean length does not fit
-            turns = in_turn(case, total)
+            turns = alternating_split(case, total)
         self._takes_turns = turns is not None and (best is None or turns.total_s < best.total_s)
         if self._takes_turns or best is None:
             return
@@ -333,6 +333,6 @@ def moving_split(
     stores: of generator and verifier.
     """
     if split == "roofline":
-        return BySearch(costs, hardware, *stores, most_step_tokens, scores_early=scores_early)
-    kind = Offload if split == "offload" else MovingSplit
+        return SearchedSplit(costs, hardware, *stores, most_step_tokens, scores_early=scores_early)
+    kind = AlternatingSplit if split == "offload" else MovingSplit
     return kind(*stores, most_step_tokens, scores_early=scores_early)

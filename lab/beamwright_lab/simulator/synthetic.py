@@ -86,16 +86,16 @@ def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
     tree = SearchTree(problem_id, (0,) * search.prompt_tokens, "")
     schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
     settings = _settings(search)
-    run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
-    chance, accounting = _Chance(search), Accounting()
-    executor = Executor(chance, [Lane(Scoring(chance, accounting))])
+    run = TreeRun(tree, make_strategy(settings), _last_score, partial(round_rng, settings))
+    models, accounting = _RandomModels(search), Accounting()
+    executor = Executor(models, [Lane(Scoring(models, accounting))])
     engine = Engine(executor, schedule, accounting)
     engine.admit(run)
     while engine.num_live:
         engine.step()
     if run.error is not None:
         raise run.error
-    nodes = tuple(map(_step, _decoded(tree)))
+    nodes = tuple(map(_recorded_node, _decoded_nodes(tree)))
     return RecordedTree(problem_id, search.prompt_tokens, tree.rounds, nodes)
 
 
@@ -105,17 +105,17 @@ def foresight(search: SyntheticSearch) -> Foresees | None:
     return strategy if isinstance(strategy, Foresees) else None
 
 
-def _decoded(tree: SearchTree) -> list[Node]:
+def _decoded_nodes(tree: SearchTree) -> list[Node]:
     return [node for node in tree.nodes() if node.parent and node.state is not NodeState.OPEN]
 
 
-def _step(node: Node) -> RecordedNode:
+def _recorded_node(node: Node) -> RecordedNode:
     assert node.stop is not None
     lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
     return RecordedNode(lineage, len(node.token_ids), node.stop, node.state, node.score)
 
 
-def _last(scores: Sequence[float | None]) -> float | None:
+def _last_score(scores: Sequence[float | None]) -> float | None:
     return scores[-1]
 
 
@@ -130,7 +130,7 @@ def _settings(search: SyntheticSearch) -> SearchSettings:
     )
 
 
-class _Chance(StepWriter):
+class _RandomModels(StepWriter):
     """A step writer with random step lengths, and a verifier with random scores."""
 
     default_aggregate, probabilities, counts = "last", False, Counters()
@@ -162,27 +162,27 @@ class _Chance(StepWriter):
         return [*decoded]
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        return [self._score(node) for node in nodes]
+        return [self._draw_score(node) for node in nodes]
 
     def _decode(self, node: Node) -> StepDecoded:
         left = self._search.generate_tokens - (node.start - self._search.prompt_tokens)
-        tokens = min(left, self._length(), self._limit(node))
+        tokens = min(left, self._draw_length(), self._step_limit(node))
         stop = StopReason.PATH_LIMIT if tokens == left else StopReason.STEP_LENGTH
         return StepDecoded(node, (0,) * tokens, (), stop, "")
 
-    def _limit(self, node: Node) -> int:
+    def _step_limit(self, node: Node) -> int:
         limits = self._search.step_limits
         if limits is None:
             return self._search.generate_tokens
         return limits[min(node.depth, len(limits)) - 1]
 
-    def _length(self) -> int:
+    def _draw_length(self) -> int:
         mean, sigma = self._search.step_tokens, self._search.step_sigma
         if sigma == 0:
             return mean
         return max(1, round(self._random.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
 
-    def _score(self, node: Node) -> float:
+    def _draw_score(self, node: Node) -> float:
         noise = self._random.gauss(0.0, 1.0)
         parent = node.parent.score if node.parent is not None else None
         if self._search.survival == "random" or parent is None:

@@ -75,7 +75,7 @@ def bundled_texts(num: int) -> Iterator[Text]:
         yield f"<|bos|>{found['problem']}\n\n", found["solution"]
 
 
-def selected(query: torch.Tensor, keys: torch.Tensor, first: int) -> torch.Tensor:
+def select_keys(query: torch.Tensor, keys: torch.Tensor, first: int) -> torch.Tensor:
     """Return masks [heads, tokens, keys] of the best-scored eighth of the keys before each token.
 
     query: [heads, tokens, dim], of the tokens from `first` on.
@@ -95,7 +95,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(((one & other).sum(-1) / other.sum(-1)).mean())
 
 
-def guesses(query: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
+def guess_queries(query: torch.Tensor, first: int) -> dict[str, torch.Tensor]:
     """Return replacements [heads, tokens, dim] of the queries from token `first` on, by column."""
     windows = query[:, first - WINDOW - 1 :].unfold(1, WINDOW + 1, 1).transpose(-1, -2)
     before, itself = windows[:, :-1], windows[:, 1:]
@@ -118,9 +118,9 @@ def overlaps(query: torch.Tensor, key: torch.Tensor, first: int) -> dict[str, fl
     query, key: [heads, tokens, dim].
     """
     begin = max(first, WINDOW + 2, max(DISTANCES) + 1)
-    true = selected(query[:, begin:], key, begin)
-    found = guesses(query, begin)
-    return {name: overlap(selected(guess, key, begin), true) for name, guess in found.items()}
+    true = select_keys(query[:, begin:], key, begin)
+    found = guess_queries(query, begin)
+    return {name: overlap(select_keys(guess, key, begin), true) for name, guess in found.items()}
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator.sparse import in_packs, simulate_packs
+from beamwright_lab.simulator.sparse import make_packs, simulate_packs
 from beamwright_lab.studies.sparse import (
     RankSeconds,
     SparseLoad,
@@ -142,7 +142,7 @@ def times() -> Iterable[Row]:
             ms = {m.value: 1e3 * decode_seconds(peak, shape, m, LOAD) for m in SparseMethod}
             half = replace(LOAD, rows=LOAD.rows // 2)
             ms["quest, 2 devices"] = 1e3 * decode_seconds(peak, shape, SparseMethod.QUEST, half)
-            packs = in_packs(two_devices(peak, shape, LOAD, link), shape.layers, case[5])
+            packs = make_packs(two_devices(peak, shape, LOAD, link), shape.layers, case[5])
             ms["asyncspade, packs"] = 1e3 * simulate_packs(packs).token_s
             ours, above = ms["asyncspade"], paper_ms - ms["asyncspade"]
             yield {"model": name, "card": card} | {k: round(v, 1) for k, v in ms.items()} | {
@@ -179,7 +179,7 @@ def conditions() -> Iterable[Row]:
                     "hidden by a link of no time up to, tokens": round(most),
                     **{
                         f"TPOT, packs of {size}": round(
-                            1e3 * simulate_packs(in_packs(ranks, shape.layers, size)).token_s, 1
+                            1e3 * simulate_packs(make_packs(ranks, shape.layers, size)).token_s, 1
                         )
                         for size in (4, 6, 8, 12, shape.layers)
                     },

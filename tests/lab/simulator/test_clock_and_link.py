@@ -28,8 +28,8 @@ def link(clock):
 
 def test_a_clock_only_runs_forwards(clock):
     clock.advance(2.0)
-    assert clock.reach(5.0) == 3.0
-    assert clock.reach(1.0) == 0.0
+    assert clock.advance_to(5.0) == 3.0
+    assert clock.advance_to(1.0) == 0.0
     assert clock() == 5.0
     for wrong in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="advance"):

@@ -118,7 +118,7 @@ class Beside:
     def __init__(self, work):
         self._piece = RunningWork(work, work.seconds, 0)
 
-    def piece(self):
+    def current_work(self):
         return self._piece if self._piece.left_s > 0 else None
 
 
@@ -135,6 +135,6 @@ def test_how_two_share_a_device(one, other, both_s):
     clock = SharedClock()
     clock.lanes = [Beside(other)]
     clock.run(one)
-    clock.until(lambda: False)
+    clock.run_until(lambda: False)
     assert clock.now_s == pytest.approx(both_s)
     assert clock.both_s + clock.beside_s == pytest.approx(both_s)

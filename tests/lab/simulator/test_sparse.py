@@ -10,7 +10,12 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.sparse.rule import SparseRule
-from beamwright_lab.simulator.sparse import SparseCase, in_packs, simulate_packs, simulate_sparse
+from beamwright_lab.simulator.sparse import (
+    SparseCase,
+    make_packs,
+    simulate_packs,
+    simulate_sparse,
+)
 from beamwright_lab.studies.sparse import RankSeconds, SparseLoad
 from simulated import recorded
 
@@ -60,7 +65,7 @@ def test_too_few_packs_hide_nothing_however_fast_the_cache_rank_is():
     """A pack's selection has the time of the other packs; one pack has none."""
     whole = RankSeconds(36.0, 30.0, 1.0, 3.0)
     for pack_layers, expected in ((36, 70.0), (18, 36.0), (12, 36.0)):
-        packs = in_packs(whole, 36, pack_layers)
+        packs = make_packs(whole, 36, pack_layers)
         assert simulate_packs(packs).token_s == pytest.approx(expected)
 
 
@@ -77,7 +82,7 @@ TREE = recorded(1000, {(0,): 30, (1,): 50, (0, 0): 20, (0, 1): 20})
 
 def by_hand(rows, visible, distinct):
     load = SparseLoad(rows, visible, 64, shared=min(1.0, distinct / (rows * visible)))
-    packs = in_packs(CASE.ranks(ROOFLINE, load), SHAPE.layers, 1)
+    packs = make_packs(CASE.ranks(ROOFLINE, load), SHAPE.layers, 1)
     return simulate_packs(packs, 8, distance=2)
 
 

@@ -122,13 +122,13 @@ def test_the_search_finds_what_brute_force_finds(gpu):
 
 def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
     case, roofline = make_case(gpu, num_requests=4), Roofline(model(), gpu)
-    assert split.in_turn(case, GIB).overhead_s == 0
+    assert split.alternating_split(case, GIB).overhead_s == 0
     tokens = 4 * 1024  # of the verifier; 4 * 512 of the generator, all of them new
     both = 2 * sum(
         roofline.transfer(4 * 512 * 28 * 1024, 4 * 512 / 8, direction)
         for direction in ("h2d", "d2h")
     )
-    assert split.in_turn(case, tokens * 28 * 1024).overhead_s == pytest.approx(both)
+    assert split.alternating_split(case, tokens * 28 * 1024).overhead_s == pytest.approx(both)
 
 
 def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
@@ -142,6 +142,6 @@ def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
 
 def test_where_one_model_at_a_time_fits_it_is_in_turn_and_where_no_path_does_that_is_said(gpu):
     assert split.best_split(make_case(gpu), 30 * 2**20) is None
-    assert split.in_turn(make_case(gpu), 30 * 2**20).prefill_batch == 1
+    assert split.alternating_split(make_case(gpu), 30 * 2**20).prefill_batch == 1
     with pytest.raises(InputError, match=r"one path of the verifier needs 28\.0 MiB"):
-        split.in_turn(make_case(gpu), 20 * 2**20)
+        split.alternating_split(make_case(gpu), 20 * 2**20)

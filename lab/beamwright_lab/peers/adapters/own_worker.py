@@ -35,10 +35,10 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     prompt: list[int] = []
 
-    def look(report: RoundReport) -> None:
+    def record_prompt(report: RoundReport) -> None:
         prompt[:] = report.tree.root.token_ids
 
-    exact = solver.synthetic(options["prompt_tokens"], on_round=look).exact
+    exact = solver.synthetic(options["prompt_tokens"], on_round=record_prompt).exact
     facts = {"version": f"beamwright {beamwright.__version__}", "prompt": prompt, "exact": exact}
     return facts, {"paths": partial(_paths, solver, options["prompt_tokens"])}
 
@@ -46,7 +46,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
     """Decode the paths that the solver was configured for, from the prompt that all engines get."""
     del same
-    with prefill_timed(solver) as spent:
+    with timed_prefills(solver) as spent:
         start = time.perf_counter()
         solution = solver.synthetic(prompt_tokens)
         seconds = time.perf_counter() - start
@@ -54,7 +54,7 @@ def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def prefill_timed(solver: Any) -> Iterator[list[float]]:
+def timed_prefills(solver: Any) -> Iterator[list[float]]:
     """Collect the seconds of each generator prefill; the solver's times count it as decoding."""
     spent: list[float] = []
     model, prefill = solver.generator, solver.generator.prefill

@@ -20,7 +20,7 @@ def load_model(folder: Path, dtype: str = "float32") -> Any:
     return model.eval()
 
 
-def draw(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+def sample_tokens(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Sample a token per row, [rows, 1], from logits [rows, vocab]."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
@@ -69,7 +69,7 @@ def _with_room(prompt: torch.Tensor, num_rows: int, num_new: int) -> torch.Tenso
     return room
 
 
-def keeping(model: Any, cache: DynamicCache) -> dict[str, DynamicCache]:
+def cache_argument(model: Any, cache: DynamicCache) -> dict[str, DynamicCache]:
     """Return the cache as argument of `forward`, whose name changed in transformers 5.24."""
     known = inspect.signature(model.forward).parameters
     return {"cache" if "cache" in known else "past_key_values": cache}
@@ -84,13 +84,13 @@ def repeat_cache_paths(
     Returns the tokens [n, num_new] and the bytes of the cache.
     """
     cache = DynamicCache(config=model.config)
-    held = keeping(model, cache)
+    held = cache_argument(model, cache)
     out = model(torch.tensor([list(prompt)]), logits_to_keep=1, **held)
     cache.layers = [PreallocatedLayer(layer, n, num_new) for layer in cache.layers]
-    tokens = [draw(out.logits[:, -1].expand(n, -1), temperature)]
+    tokens = [sample_tokens(out.logits[:, -1].expand(n, -1), temperature)]
     for _ in range(num_new - 1):
         out = model(tokens[-1], **held)
-        tokens.append(draw(out.logits[:, -1], temperature))
+        tokens.append(sample_tokens(out.logits[:, -1], temperature))
     return torch.cat(tokens, dim=1), cache_bytes(cache)
 
 
@@ -174,9 +174,9 @@ class TransformersStepper:
                 attention_mask=mask,
                 position_ids=positions,
                 logits_to_keep=1,
-                **keeping(self.model, cache),
+                **cache_argument(self.model, cache),
             )
-            tokens = draw(out.logits[:, -1], self._temperature)
+            tokens = sample_tokens(out.logits[:, -1], self._temperature)
             drawn = tokens[:, 0]
             hit = self._has[drawn] | (ended_in_newline & self._begins[drawn])
             ended_in_newline = self._ends[drawn]

@@ -1,7 +1,7 @@
 """Worker process of vLLM on a GPU: n paths, and a beam search's requests, within a KV budget.
 
-`_watch` patches vLLM before `LLM` starts its engine. The patch records the peak of used blocks,
-counts preemptions and withholds blocks, so one engine can run with several pool sizes (as with
+`_patch_vllm` runs before `LLM` starts its engine. The patch records the peak of used blocks, counts
+preemptions and withholds blocks, so one engine can run with several pool sizes (as with
 `num_gpu_blocks_override`).
 """
 
@@ -41,7 +41,7 @@ def _limit(core: Any, blocks: int) -> bool:
     return True
 
 
-def _seen(core: Any) -> dict[str, int]:
+def _counts(core: Any) -> dict[str, int]:
     scheduler = core.scheduler
     return {"peak_blocks": scheduler.lab_peak, "preempted": scheduler.lab_preempted}
 
@@ -64,7 +64,7 @@ def _facts(core: Any) -> dict[str, Any]:
     }
 
 
-def _watch() -> None:
+def _patch_vllm() -> None:
     """Patch vLLM's scheduler to count, and add the engine methods that `_ask` calls by name."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
@@ -84,7 +84,7 @@ def _watch() -> None:
         return preempt(self, *args, **options)
 
     Scheduler.schedule, Scheduler._preempt_request = watched, counted
-    for name, method in (("limit", _limit), ("seen", _seen), ("facts", _facts)):
+    for name, method in (("limit", _limit), ("seen", _counts), ("facts", _facts)):
         setattr(EngineCore, f"lab_{name}", method)
 
 
@@ -101,7 +101,7 @@ def _ask(engine: Any, name: str, *args: Any) -> Any:
 def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     import vllm
 
-    _watch()
+    _patch_vllm()
     start = time.perf_counter()
     engine = vllm.LLM(**options)
     facts = {"version": f"vllm {vllm.__version__}", "start_s": time.perf_counter() - start}
@@ -109,7 +109,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return facts, {"paths": partial(_paths, engine), "search": partial(_search, engine)}
 
 
-def _begin(engine: Any, blocks: int = 0) -> None:
+def _reset(engine: Any, blocks: int = 0) -> None:
     """Reset the engine; retry while a step in progress still uses blocks."""
     for _ in range(_TRIES):
         if _ask(engine, "limit", blocks):
@@ -128,7 +128,7 @@ def _params(tokens: int, n: int = 1) -> Any:
 
 def _paths(engine: Any, prompt: list[int], n: int, tokens: int) -> dict[str, Any]:
     """Decode n paths of equal length from one prompt, as one request."""
-    _begin(engine)
+    _reset(engine)
     start = time.perf_counter()
     (found,) = engine.generate([{"prompt_token_ids": prompt}], _params(tokens, n), use_tqdm=False)
     seconds = time.perf_counter() - start
@@ -147,7 +147,7 @@ def _search(
     blocks: int,
 ) -> dict[str, Any]:
     """Send the requests of a beam search with random survivors; time the generation alone."""
-    _begin(engine, blocks)
+    _reset(engine, blocks)
     drawn, paths, took_s, written = Random(seed), [prompt] * n, list[float](), 0
     for _ in range(rounds):
         prompts: list[Mapping[str, Any]] = [{"prompt_token_ids": path} for path in paths]
