@@ -39,7 +39,7 @@ def test_passes_are_those_of_the_longest_step_until_memory_is_short():
 
 def test_seconds_are_those_of_the_roofline_for_the_mean_pass():
     second, roofline = list(rounds_of(HAND))[1], Roofline(MODEL, CARD)
-    memory_s, compute_s, launch_s = roofline.parts(1, 10, second.seen / 7, Layout.TREE)
+    memory_s, compute_s, launch_s = roofline.pass_parts_s(1, 10, second.seen / 7, Layout.TREE)
     assert memory_s > compute_s
     assert second.seconds(roofline, 10) == pytest.approx(7 * (memory_s + launch_s))
 

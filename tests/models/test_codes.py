@@ -77,7 +77,7 @@ def test_a_row_has_the_same_bits_among_any_others(few_parts, monkeypatch):
     whole = ways[0](x[:256])
     for rows in (1, 8, 17, 33, 64, 65, 130):
         assert torch.equal(ways[0](x[:rows]), whole[:rows])
-    monkeypatch.setattr(streaming, "CODED_VALUES", 32 * 384)
+    monkeypatch.setattr(streaming, "DEQUANTISED_VALUES", 32 * 384)
     for way in ways:
         assert torch.equal(way(x)[:256], whole)
 

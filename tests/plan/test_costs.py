@@ -46,7 +46,8 @@ def test_a_pass_reads_and_writes_the_state_of_every_row(gpu):
     # A prompt's state is read and written once for each of its chunks.
     assert hybrid.prefill(512) <= plain.prefill(512) + 2.01 * of_a_row
     attended = (
-        hybrid.parts(1, 0, 1000, costs.Layout.TREE)[1] - hybrid.parts(1, 0, 0, costs.Layout.TREE)[1]
+        hybrid.pass_parts_s(1, 0, 1000, costs.Layout.TREE)[1]
+        - hybrid.pass_parts_s(1, 0, 0, costs.Layout.TREE)[1]
     )
     assert attended == pytest.approx(4 * 16 * 24 * 256 * 1000 / (gpu.flops * gpu.flops_share))
 
@@ -104,33 +105,38 @@ def test_only_projections_shrink(qwen):
 def test_weights_that_are_turned_back_cost_traffic_and_room(qwen):
     assert (
         costs.conversion_bytes(qwen, 2, costs.Storage.PLAIN)
-        == costs.product_scratch_bytes(qwen)
+        == costs.matmul_scratch_bytes(qwen)
         == 0
     )
     in_layers = sum(rows * columns * count for rows, columns, count in qwen.matrices)
     for storage in (costs.Storage.INT8, costs.Storage.INT4):
         assert costs.conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
-        assert 2 * costs.CODED_VALUES < costs.product_scratch_bytes(qwen, storage) < 100 * 2**20
+        assert (
+            2 * costs.DEQUANTISED_VALUES < costs.matmul_scratch_bytes(qwen, storage) < 100 * 2**20
+        )
 
 
 def test_kernels_read_few_rows_weights_as_they_are_stored(qwen):
     half, wide = (costs.ModelCosts.of(qwen, size, costs.Storage.INT4) for size in (2, 4))
-    few, many = (half.read_bytes(tokens) for tokens in (costs.CODED_ROWS, costs.CODED_ROWS + 1))
+    few, many = (
+        half.weight_traffic_bytes(tokens)
+        for tokens in (costs.QUANTISED_GEMM_ROWS, costs.QUANTISED_GEMM_ROWS + 1)
+    )
     assert few == half.weight_bytes < many == few + half.conversion_bytes
-    assert wide.read_bytes(1) == wide.weight_bytes + wide.conversion_bytes
+    assert wide.weight_traffic_bytes(1) == wide.weight_bytes + wide.conversion_bytes
 
 
 def test_where_a_library_multiplies_codes_its_rates_count(qwen):
     plain = find_profile("epyc-2core")
     fast = replace(plain, coded_bandwidth=plain.device_bandwidth / 2, coded_flops=9 * plain.flops)
-    coded = costs.ModelCosts.of(qwen, 4, costs.in_library(costs.Storage.INT8, qwen))
-    one, *_ = costs.Roofline(coded, fast).parts(1, 0, 0, costs.Layout.TREE)
+    coded = costs.ModelCosts.of(qwen, 4, costs.library_storage(costs.Storage.INT8, qwen))
+    one, *_ = costs.Roofline(coded, fast).pass_parts_s(1, 0, 0, costs.Layout.TREE)
     assert one == pytest.approx(2 * coded.weight_bytes / plain.device_bandwidth)
-    _, many, launch_s = costs.Roofline(coded, fast).parts(64, 0, 0, costs.Layout.TREE)
+    _, many, launch_s = costs.Roofline(coded, fast).pass_parts_s(64, 0, 0, costs.Layout.TREE)
     assert many == pytest.approx(2 * 64 * qwen.num_parameters / (9 * plain.flops))
     assert launch_s == plain.launch_s
-    assert costs.Roofline(coded, plain).parts(64, 0, 0, costs.Layout.TREE)[2] > 9 * launch_s
+    assert costs.Roofline(coded, plain).pass_parts_s(64, 0, 0, costs.Layout.TREE)[2] > 9 * launch_s
     kept = costs.ModelCosts.of(qwen, 4)
-    assert costs.Roofline(kept, fast).parts(1, 0, 0, costs.Layout.TREE) == (
-        costs.Roofline(kept, plain).parts(1, 0, 0, costs.Layout.TREE)
+    assert costs.Roofline(kept, fast).pass_parts_s(1, 0, 0, costs.Layout.TREE) == (
+        costs.Roofline(kept, plain).pass_parts_s(1, 0, 0, costs.Layout.TREE)
     )

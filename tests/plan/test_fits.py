@@ -7,8 +7,8 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline, Storage
-from beamwright.plan.fits import Scorer, in_verifier_tokens, max_beams_in_gpu, resident_need
-from beamwright.plan.times import Totals, estimate, score
+from beamwright.plan.fits import Scorer, max_beams_in_gpu, resident_need, with_mark_tokens
+from beamwright.plan.times import Totals, add_verifier_costs, estimate
 from beamwright.plan.workload import tree_steps
 
 GIB = 2**30
@@ -131,14 +131,14 @@ def scored(opt, gpu, paper):
 
     def make(hardware=gpu, budget_gib=100, **workload):
         totals = Totals()
-        score(totals, paper(**workload), Scorer(opt, int(budget_gib * GIB)), hardware)
+        add_verifier_costs(totals, paper(**workload), Scorer(opt, int(budget_gib * GIB)), hardware)
         return totals
 
     return make
 
 
 def test_every_step_has_a_mark_more(paper):
-    work = in_verifier_tokens(paper(generate_tokens=70))
+    work = with_mark_tokens(paper(generate_tokens=70))
     assert [step.num_tokens for step in tree_steps(work)] == [33, 33, 7]
 
 

@@ -27,11 +27,11 @@ def test_published_figures(name, memory_gib, bandwidth_gb, link_gb):
 
 def test_float32_runs_beside_the_tensor_cores():
     half = machines.find_profile("rtx-4090")
-    single = machines.in_precision(half, 4)
+    single = machines.for_element_bytes(half, 4)
     assert (half.flops, single.flops) == (165.2e12, 82.6e12)
     assert single.device_bandwidth == half.device_bandwidth
     cpu = machines.find_profile("epyc-2core")
-    assert machines.in_precision(cpu, 2) is cpu
+    assert machines.for_element_bytes(cpu, 2) is cpu
 
 
 def test_names_are_found_in_any_case_and_the_default_is_one():

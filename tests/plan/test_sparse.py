@@ -7,8 +7,8 @@ import pytest
 from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.fits import Scorer
-from beamwright.plan.machines import captured, find_profile
-from beamwright.plan.sparse import brought, choose_sparse, selected_share
+from beamwright.plan.machines import find_profile, with_cuda_graphs
+from beamwright.plan.sparse import choose_sparse, loaded_tokens, selected_share
 from beamwright.plan.workload import Workload
 
 CPU = find_profile("epyc-2core")
@@ -31,10 +31,10 @@ def chosen(work=LONG, machine=SLOW, budget=PATH // 4, select=256, scorer=None):
 def test_what_all_rows_select_is_brought_once_and_what_was_there_is_not():
     share = selected_share(116, 1016)
     assert share == 0.1
-    assert brought([(1000, 1)], share, anew=1) == pytest.approx(90)
-    alone, together = brought([(8000, 1)], share), brought([(1000, 8)], share)
+    assert loaded_tokens([(1000, 1)], share, reload_factor=1) == pytest.approx(90)
+    alone, together = loaded_tokens([(8000, 1)], share), loaded_tokens([(1000, 8)], share)
     assert together < alone / 2
-    assert brought([(1000, 200)], share) < 1, "all of it is there"
+    assert loaded_tokens([(1000, 200)], share) < 1, "all of it is there"
     assert selected_share(2048, 1000) == 1.0
     assert selected_share(10, 1000) == 0.0
 
@@ -66,6 +66,6 @@ def test_a_card_s_selection_pays_for_every_operator_and_for_a_host_that_scores()
     model = ModelCosts.of(NAMED_SHAPES["llama-3.1-8b"], 2)
     plain, work = find_profile("rtx-4090"), Workload(4, 1, 128, 16000, 32)
     budget = 2 * work.longest * model.kv_bytes_per_token
-    full, plain = Roofline(model, captured(plain)), Roofline(model, plain)
+    full, plain = Roofline(model, with_cuda_graphs(plain)), Roofline(model, plain)
     found = choose_sparse(work, full, plain, CPU, budget, 2048)
     assert (found.method, "locality" in found.why) == ("off", True)

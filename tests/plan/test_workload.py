@@ -62,7 +62,7 @@ def test_whole_blocks_are_held():
     # One survivor a step: nothing is left to chance. The last step, of 10, needs less.
     work = workload.Workload(4, 4, 20, 50, 20)
     held = 24 + 24 + 4 * 24
-    assert workload.held_tokens(work, workload.sampled_nodes(work)) == workload.Spread(
+    assert workload.peak_tokens(work, workload.sampled_nodes(work)) == workload.Spread(
         held, held, held
     )
 

@@ -68,7 +68,7 @@ def random_demand(seed, *, num_beams, sizes=10, copies=False, fraction=None, sca
     growth = [rng.randint(0, sizes // 2) for _ in leaf]
     plain = KVDemand(parent, size, [0] * len(parent), leaf, growth, 1, copies)
     forest = Forest(plain)
-    capacity = max(1, int((fraction or rng.uniform(0.25, 0.9)) * forest.need(0, num_beams)))
+    capacity = max(1, int((fraction or rng.uniform(0.25, 0.9)) * forest.needed_bytes(0, num_beams)))
     resident = _left_behind(rng, plain, capacity, scattered)
     return KVDemand(parent, size, resident, leaf, growth, capacity, copies)
 

@@ -5,7 +5,7 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import SCHEDULES, make_schedule
-from beamwright.schedule.declare import batches
+from beamwright.schedule.declare import batched_plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
 from fakes import new_tree
@@ -50,7 +50,7 @@ def test_without_a_demand_it_is_in_gpu(beams):
     for max_batch in (None, 4):
         view = ScheduleView(beams)
         schedule = make_schedule(ScheduleSettings(max_batch=max_batch))
-        assert schedule.plan(view) == batches(view, max_batch)
+        assert schedule.plan(view) == batched_plan(view, max_batch)
 
 
 @pytest.mark.parametrize(

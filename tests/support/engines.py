@@ -69,7 +69,7 @@ def tiny_options(folder, **changes):
     }
     # What the runs of a test have in common may go with another schedule than theirs.
     row = SCHEDULES.get(options.get("schedule"))
-    ignored = () if row is None else row.idle
+    ignored = () if row is None else row.unused_options
     return {name: value for name, value in options.items() if name not in ignored}
 
 

@@ -106,7 +106,7 @@ def _goes(name: str, decide: Options, free: Options) -> bool:
         return False
     if name == "foresight" and decide["search"] not in _FORESEES:
         return False
-    idle = SCHEDULES[str(schedule)].idle if schedule else ()
+    idle = SCHEDULES[str(schedule)].unused_options if schedule else ()
     return name not in idle or "sparse_home" in free
 
 

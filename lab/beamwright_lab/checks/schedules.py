@@ -116,7 +116,7 @@ class Compared:
         self, options: Mapping[str, Any], problems: Sequence[Problem], in_flight: int
     ) -> Outcomes:
         found = {"schedule": "in-gpu", **self._options, **options}
-        ignored = SCHEDULES[found["schedule"]].idle
+        ignored = SCHEDULES[found["schedule"]].unused_options
         settings = {name: value for name, value in found.items() if name not in ignored}
         pairs = [(each.unique_id, each.problem) for each in problems]
         with Solver(**settings) as solver:

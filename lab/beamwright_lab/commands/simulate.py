@@ -30,7 +30,7 @@ from beamwright.counters import Progress
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.plan.machines import over_link
+from beamwright.plan.machines import with_link_bandwidth
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
@@ -200,7 +200,7 @@ def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
 def _machine(invocation: Invocation, gpu: str | None) -> Machine:
     machine = find_machine(gpu)
     bandwidth = invocation.settings.schedule.link_bandwidth
-    return replace(machine, profile=over_link(machine.profile, bandwidth))
+    return replace(machine, profile=with_link_bandwidth(machine.profile, bandwidth))
 
 
 # --- the report ------------------------------------------------------------------------------

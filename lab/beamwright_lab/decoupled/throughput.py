@@ -205,8 +205,10 @@ class Volume:
     def floor(self, roofline: Roofline, tokens_of_a_pass: int) -> Floor:
         """Return the least seconds of this work in passes of `tokens_of_a_pass` tokens."""
         passes = self.tokens / tokens_of_a_pass
-        weights_s, _, launch_s = roofline.parts(1, 0, 0, Layout.TREE)
-        memory_s, compute_s, _ = roofline.parts(self.tokens, self.reads, self.sees, Layout.TREE)
+        weights_s, _, launch_s = roofline.pass_parts_s(1, 0, 0, Layout.TREE)
+        memory_s, compute_s, _ = roofline.pass_parts_s(
+            self.tokens, self.reads, self.sees, Layout.TREE
+        )
         return Floor(memory_s + (passes - 1) * weights_s, compute_s, passes * launch_s)
 
 

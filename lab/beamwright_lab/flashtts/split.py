@@ -17,7 +17,7 @@ from typing import Any
 from beamwright import Solver
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.fits import in_verifier_tokens
+from beamwright.plan.fits import with_mark_tokens
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.workload import Workload, tree_steps
 from beamwright.sections import ScheduleSettings, StepSettings
@@ -85,7 +85,7 @@ def split_cases(
     """Yield two cases: whole paths without sharing, as in the paper, and a tree's largest round."""
     generator, verifier = costs_of(pair)
     work = workload_of(num_beams)
-    seen = in_verifier_tokens(work)
+    seen = with_mark_tokens(work)
     whole = seen.prompt_tokens + seen.generate_tokens
     yield (
         "whole paths",

@@ -16,7 +16,7 @@ from typing import Any
 
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.machines import HardwareProfile, captured
+from beamwright.plan.machines import HardwareProfile, with_cuda_graphs
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import SearchTree
 from beamwright.tree.recorded import record_tree
@@ -79,7 +79,7 @@ def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulatio
     shape = shape_from_text(point["model"])
     model = ModelCosts.of(shape, point["element_bytes"])
     step, schedule = point["step"], ScheduleSettings(**VARIANTS[point["variant"]].options)
-    card = (profile, 0.0) if streams_layers(schedule) else (captured(profile), HOST_ROW_S)
+    card = (profile, 0.0) if streams_layers(schedule) else (with_cuda_graphs(profile), HOST_ROW_S)
     return Simulation(
         tree=unpack_tree(point["recorded"]),
         model=model,

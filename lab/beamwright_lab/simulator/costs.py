@@ -97,7 +97,7 @@ class RooflineCosts:
         """Return the work of consecutive passes, with KV tokens read and seen in each."""
         seconds = memory_s = compute_s = 0.0
         for read_tokens, seen_tokens in zip(reads, sees, strict=True):
-            memory, compute, launch = self.roofline.parts(
+            memory, compute, launch = self.roofline.pass_parts_s(
                 num_rows, read_tokens, seen_tokens, layout, num_states
             )
             seconds += max(memory, compute) + launch + num_rows * self.row_s

@@ -111,7 +111,7 @@ def simulate_sparse(
             token_s, late_s = _token_seconds(ranks, case.rule.how.query, roofline.model.num_layers)
             decode_s += stretch.tokens * token_s
             waited_s += stretch.tokens * late_s
-            h2d_bytes += stretch.tokens * load.brought(case.host.anew) * kv_bytes
+            h2d_bytes += stretch.tokens * load.loaded_tokens(case.host.anew) * kv_bytes
             selecting += stretch.tokens * stretch.rows
             hidden += stretch.tokens * stretch.rows * (late_s < 1e-9 * token_s)
     share = hidden / selecting if selecting else None

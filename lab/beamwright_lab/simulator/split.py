@@ -159,8 +159,8 @@ def alternating_split(case: SplitCase, memory_bytes: int) -> Split:
     overhead_s = 0.0
     for stage in stages:
         new_bytes = count * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
-        overhead_s += stage.roofline.move(swapped, Direction.H2D)
-        overhead_s += stage.roofline.move(min(new_bytes, swapped), Direction.D2H)
+        overhead_s += stage.roofline.move_kv(swapped, Direction.H2D)
+        overhead_s += stage.roofline.move_kv(min(new_bytes, swapped), Direction.D2H)
         overhead_s += _load_s(case, stage, memory_bytes)
     prefill_s, prefill = min(_prefill_times(case, memory_bytes))
     decode_s, decode = min(_decode_times(case, memory_bytes))
@@ -231,7 +231,7 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
     if not case.keeps_kv:
         return 0.0
     missing = max(0.0, case.num_requests * stage.kv_bytes - own_bytes)
-    return stage.roofline.move(missing, Direction.H2D)
+    return stage.roofline.move_kv(missing, Direction.H2D)
 
 
 # --- while a search runs ---------------------------------------------------------------------

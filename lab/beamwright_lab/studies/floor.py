@@ -36,7 +36,7 @@ class RoundNeeds:
     def seconds(self, roofline: Roofline, capacity: int) -> float:
         """Of so many passes: the slower of memory and arithmetic, and launches."""
         passes = self.passes(capacity)
-        memory_s, compute_s, launch_s = roofline.parts(
+        memory_s, compute_s, launch_s = roofline.pass_parts_s(
             max(1, self.drawn // passes), self.held / passes, self.seen / passes, Layout.TREE
         )
         return passes * (max(memory_s, compute_s) + launch_s)

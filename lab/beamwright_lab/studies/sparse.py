@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Roofline
-from beamwright.plan.sparse import brought, selected_share
+from beamwright.plan.sparse import loaded_tokens, selected_share
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class SparseLoad:
         common = 0.0 if self.rows == 1 else self.context - own
         return [(common, self.rows), (self.rows * own, 1)]
 
-    def brought(self, anew: float) -> float:
+    def loaded_tokens(self, anew: float) -> float:
         """Tokens that cross a link for one of each row: once for all, and not from token to
         token."""
         share = selected_share(self.selected, self.context)
-        return brought(self.parts, share, anew)
+        return loaded_tokens(self.parts, share, anew)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def host_ranks(
     scored_bytes = model.kv_bytes_per_token * load.union / (page if bounds else 2)
     flops = load.rows * cache_rank_flops(shape, load.context) / page
     query_bytes = model.num_layers * model.num_heads * model.head_dim * model.element_bytes
-    missed_bytes = model.kv_bytes_per_token * load.brought(host.anew)
+    missed_bytes = model.kv_bytes_per_token * load.loaded_tokens(host.anew)
     return RankSeconds(
         inference_s=roofline.decode_step(load.rows, load.chosen, load.chosen),
         cache_s=max(scored_bytes / host.bandwidth, flops / host.flops),

@@ -16,7 +16,7 @@ from typing import Any
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Layout, ModelCosts, Storage
-from beamwright.plan.machines import captured, find_profile
+from beamwright.plan.machines import find_profile, with_cuda_graphs
 from beamwright.sections import MemorySettings, ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes, plan_memory
 from beamwright.units import GIB
@@ -69,7 +69,7 @@ class Case:
         model = ModelCosts.of(self.shape, _ELEMENT_BYTES, Storage.INT4)
         card = find_profile(self.card)
         if not chosen.pop("eager"):
-            card = captured(card)
+            card = with_cuda_graphs(card)
         costs = RooflineCosts.of(model, card, Layout.TREE)
         schedule = ScheduleSettings.model_validate({"schedule": "locality", **chosen})
         return simulate_if_fits(Simulation(tree, model, costs, budget, schedule, step))

@@ -15,7 +15,7 @@ from typing import Any
 from beamwright.cli.demo import PROBLEM
 from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.machines import captured, find_profile
+from beamwright.plan.machines import find_profile, with_cuda_graphs
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree.recorded import write_recorded
 from beamwright_lab.common import RESULTS, say
@@ -76,7 +76,7 @@ class Search:
         """The model on the card."""
         shape, card = shape_from_text(SHAPES[self.shape]), find_profile(self.gpu)
         model = ModelCosts.of(shape, _ELEMENT_BYTES, kv_dtype="int8" if lever.kv8 else "auto")
-        return Roofline(model, captured(card) if lever.graphs else card)
+        return Roofline(model, with_cuda_graphs(card) if lever.graphs else card)
 
     def simulate(self, kv_bytes: int, options: Mapping[str, Any], lever: Lever) -> SimulationResult:
         """The search here."""

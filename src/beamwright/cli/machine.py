@@ -14,7 +14,7 @@ from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, print_json, short_number
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.plan.costs import ModelCosts, in_library, storage_of
+from beamwright.plan.costs import ModelCosts, library_storage, storage_of
 from beamwright.plan.machines import (
     CARDS,
     CUSTOM,
@@ -22,11 +22,11 @@ from beamwright.plan.machines import (
     MEASURED,
     NAMED_PROFILES,
     HardwareProfile,
-    captured,
     card_of_device,
     card_profile,
     find_profile,
-    in_precision,
+    for_element_bytes,
+    with_cuda_graphs,
 )
 from beamwright.sections import MemorySettings
 from beamwright.units import GIB
@@ -188,11 +188,11 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     ) -> SizedModel:
         storage = storage_of(weights, is_packed=shape.packed is not None)
         if profile.coded_flops is not None:
-            storage = in_library(storage, shape)
+            storage = library_storage(storage, shape)
         sizes = ModelBytes(shape, element_bytes, storage, model.kv_dtype, scores, parts)
         costs = sizes.costs
         if profile.name in CARDS and not CARDS[profile.name].has_kernels:
-            costs = replace(costs, coded_rows=0)
+            costs = replace(costs, quantised_gemm_rows=0)
         return SizedModel(name, sizes, costs)
 
     generator = sized(model.model, find_shape(model), model.weights)
@@ -204,8 +204,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     elif (model.verifier_weights, settings.memory.split, count) != ("auto", "auto", 1):
         needs = "need --verifier with a model of its own"
         raise InputError(f"--verifier-weights, --split, --verifiers: {needs}")
-    here = in_precision(profile, element_bytes)
-    return Models(generator, verifier, captured(here) if _is_card(here) else here)
+    here = for_element_bytes(profile, element_bytes)
+    return Models(generator, verifier, with_cuda_graphs(here) if _is_card(here) else here)
 
 
 def _is_card(profile: HardwareProfile) -> bool:

@@ -38,8 +38,8 @@ from beamwright.errors import InputError, format_bytes
 from beamwright.models.hf_config import find_shape
 from beamwright.plan.costs import Roofline
 from beamwright.plan.fits import ResidentNeed, Scorer, max_beams_in_gpu, resident_need
-from beamwright.plan.machines import in_precision, processor
-from beamwright.plan.sparse import Choice, choose_sparse
+from beamwright.plan.machines import cpu_profile, for_element_bytes
+from beamwright.plan.sparse import SparseChoice, choose_sparse
 from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
 from beamwright.registry import flag_of
@@ -105,7 +105,7 @@ def _report(
 ) -> dict[str, Any]:
     models = read_models(settings, machine)
     workload = _workload(settings, models.generator.sizes.shape.context, prompt, generate)
-    costs = models.generator.costs.on_paths(workload.longest, workload.step_tokens)
+    costs = models.generator.costs.at_path_length(workload.longest, workload.step_tokens)
     models = replace(models, generator=replace(models.generator, costs=costs))
     limit, budgets, scorer = _budgets(settings, models)
     budget = budgets.generator_kv_bytes
@@ -132,7 +132,7 @@ def _report(
         "prompt": workload.prompt_tokens,
         "generate": workload.generate_tokens,
         "step_tokens": workload.step_tokens,
-        "weight_traffic_bytes": round(costs.read_bytes(workload.num_beams)),
+        "weight_traffic_bytes": round(costs.weight_traffic_bytes(workload.num_beams)),
         "verifier": models.verifier and _about(models.verifier, budgets.verifier_kv_bytes),
         "memory": _memory_report(settings, models, workload, need, limit, budgets.kv_bytes),
         "fits": resident.fits,
@@ -167,13 +167,13 @@ def _sparse(
     workload: Workload,
     budget: int,
     scorer: Scorer | None,
-) -> Choice:
+) -> SparseChoice:
     """Return the method that `--sparse auto` would choose, with its reason."""
     costs, shape = models.generator.costs, models.generator.sizes.shape
     if shape.groups or shape.states or settings.model.kv_dtype != "auto":
-        return Choice("off", "it knows neither windows nor states, nor KV in 8 bits")
-    plain = Roofline(costs, in_precision(machine.profile, costs.element_bytes))
-    known = Roofline(costs, models.profile), plain, processor(), budget
+        return SparseChoice("off", "it knows neither windows nor states, nor KV in 8 bits")
+    plain = Roofline(costs, for_element_bytes(machine.profile, costs.element_bytes))
+    known = Roofline(costs, models.profile), plain, cpu_profile(), budget
     return choose_sparse(workload, *known, settings.sparse.select, scorer)
 
 

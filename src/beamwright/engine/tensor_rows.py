@@ -34,7 +34,7 @@ from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel
-from beamwright.plan.costs import partial_bytes
+from beamwright.plan.costs import attention_partial_bytes
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
 
@@ -389,7 +389,7 @@ def _working_memory(
     def row_bytes(step_tokens: int) -> int:
         layouts, tail_tokens = pool.layouts, model.backend.tail_tokens
         if model.backend.writes_blocks:
-            beside = sum(partial_bytes(shape.heads, each.head_dim) for each in layouts)
+            beside = sum(attention_partial_bytes(shape.heads, each.head_dim) for each in layouts)
         else:
             # Rearranging rows copies the tails that stay, so a tail exists twice for a moment.
             tokens = min(1 << max(4, (step_tokens - 1).bit_length()), tail_tokens)

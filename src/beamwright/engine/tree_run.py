@@ -38,7 +38,7 @@ from beamwright.protocols import (
     traits_of,
 )
 from beamwright.search.answers import Mathematics
-from beamwright.tree import Node, NodeState, SearchTree, Turn, make_given_path, on_paths
+from beamwright.tree import Node, NodeState, SearchTree, Turn, make_given_path, nodes_on_paths
 
 # Computes a path's score from the scores of its steps.
 Aggregate = Callable[[Sequence[float | None]], float | None]
@@ -177,7 +177,7 @@ class TreeRun:
         beams = sorted([*self.tree.open_nodes(), *complete], key=lambda node: node.lineage[1:])
         still_open = {node: None for node in beams if node.state is NodeState.OPEN}
         self.round = RoundState(tuple(beams), still_open, spent)
-        paths = on_paths([beam.parent for beam in beams if beam.parent is not None])
+        paths = nodes_on_paths([beam.parent for beam in beams if beam.parent is not None])
         self.round_tokens.append(sum([len(node.token_ids) for node in paths]))
 
     def to_score(self) -> list[Node]:

@@ -58,7 +58,7 @@ from beamwright.models.weights import (
     random_weights,
     with_own_head,
 )
-from beamwright.plan.costs import Storage, in_library, storage_of, weight_bytes
+from beamwright.plan.costs import Storage, library_storage, storage_of, weight_bytes
 from beamwright.sections import ModelSettings
 
 _log = logging.getLogger("beamwright.models")
@@ -190,7 +190,7 @@ def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[to
     fixed = storage is Storage.STORED and shape.in_blocks and takes_blocks(torch.bfloat16)
     dtype = resolve_dtype(settings.dtype, settings.device, shape, fixed=fixed)
     own = settings.device == "cpu" and takes_blocks(dtype)
-    return dtype, in_library(storage, shape) if own else storage
+    return dtype, library_storage(storage, shape) if own else storage
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

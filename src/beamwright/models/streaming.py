@@ -27,7 +27,7 @@ from beamwright.attention.kernels import is_interpreted
 from beamwright.models.codes import UNIT, Codes, sum_codes
 from beamwright.models.decoder import Linear
 from beamwright.models.fused import launch, silu
-from beamwright.plan.costs import CODED_ROWS, CODED_VALUES
+from beamwright.plan.costs import DEQUANTISED_VALUES, QUANTISED_GEMM_ROWS
 
 # Most rows for which the kernel is at least as fast as a library for a weight with many outputs.
 FEW_ROWS = 64
@@ -266,7 +266,7 @@ def product(
     kept, tile = _operands(weight, rows)
     partial = parts > 1
     if isinstance(weight, Codes):
-        partial = partial and rows <= CODED_ROWS
+        partial = partial and rows <= QUANTISED_GEMM_ROWS
     elif tile is _WHOLE and partial:
         partial = -(-rows // tile.rows) * -(-outputs // tile.outputs) < _IN_TURN
         tile = _MANY if partial else tile
@@ -374,11 +374,12 @@ class FewStreamedLinear(StreamedLinear):
 
 
 class CodedLinear(StreamedLinear):
-    """A quantised projection, whose codes the kernel reads directly for at most `CODED_ROWS` rows.
+    """A quantised projection, whose codes the kernel reads directly for few rows.
 
-    by: a product whose results are bitwise equal to the kernel's. For more rows the weight is
-        dequantised piece by piece, and `by` multiplies each piece. None: the kernel multiplies any
-        number of rows, and reads the codes again for each tile of rows.
+    by: a product whose results are bitwise equal to the kernel's. For more rows than
+        `QUANTISED_GEMM_ROWS` the weight is dequantised piece by piece, and `by` multiplies each
+        piece. None: the kernel multiplies any number of rows, and reads the codes again for each
+        tile of rows.
     """
 
     def __init__(self, codes: Codes, bias: Tensor | None, by: Many | None) -> None:
@@ -390,7 +391,7 @@ class CodedLinear(StreamedLinear):
         return self.codes
 
     def streams(self, x: Tensor) -> bool:
-        return len(x) <= CODED_ROWS or self.by is None
+        return len(x) <= QUANTISED_GEMM_ROWS or self.by is None
 
     def many(self, x: Tensor) -> Tensor:
         outputs, columns = len(self.codes), x.shape[1]
@@ -407,6 +408,6 @@ def pieces(outputs: int, columns: int) -> list[tuple[int, int]]:
 
     Return (first, end) of each piece. All pieces except the last have the same size.
     """
-    count = -(-outputs * columns // CODED_VALUES)
+    count = -(-outputs * columns // DEQUANTISED_VALUES)
     size = -(-outputs // count // UNIT) * UNIT
     return [(at, min(at + size, outputs)) for at in range(0, outputs, size)]

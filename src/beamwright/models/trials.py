@@ -30,7 +30,7 @@ from beamwright.models.streaming import (
     pieces,
     product,
 )
-from beamwright.plan.costs import CODED_ROWS
+from beamwright.plan.costs import QUANTISED_GEMM_ROWS
 
 _ROWS = (*range(8, 257, 8), 320, 512, 768, 1024, 2048, 4096)
 # Largest difference that rounding to 16 bits explains, as a share of the largest value.
@@ -178,8 +178,8 @@ def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int)
     parts: number of parts of each sum.
     """
     weight, bias = codes.values(x.dtype), None if bias is None else bias[: len(codes)]
-    few = product(x[:CODED_ROWS], codes, bias, parts=parts)
-    counts = [count for count in _ROWS if CODED_ROWS < count <= len(x)]
+    few = product(x[:QUANTISED_GEMM_ROWS], codes, bias, parts=parts)
+    counts = [count for count in _ROWS if QUANTISED_GEMM_ROWS < count <= len(x)]
     return all(
         torch.equal(way(x[:count], weight, bias, parts)[: len(few)], few) for count in counts
     )

@@ -1,1 +1,1 @@
-"""Estimates from sizes alone: which searches fit a machine's memory, and how fast they run."""
+"""Predict from model and machine sizes whether a search fits the memory, and how long it takes."""

@@ -1,11 +1,11 @@
-"""Bytes and seconds that a model costs on a machine, in any precision. No torch.
+"""Cost model: a model's memory in bytes, and the seconds of its forward passes. No torch.
 
-The `models` package is above this one, so its model shapes are accepted through the protocol
-`Shape`. Only the projections inside the layers are quantised. Embeddings, LM head, norms and biases
-keep the model's precision. `models` makes the tensors whose sizes are computed here.
+This package must not import `models`, so a model's shape arrives through the protocol `Shape`. Only
+the projections inside the layers are quantised. Embeddings, LM head, norms and biases keep the
+model's precision. `models` makes the tensors whose sizes are computed here.
 
-Seconds follow a roofline: the slower of memory traffic and compute, plus launches. This is a lower
-bound. The shares in the hardware profile say how closely real kernels approach the peaks.
+Seconds follow a roofline: the slower of memory traffic and compute, plus kernel launches. The peaks
+are scaled by the shares in the hardware profile, which say how much of a peak real kernels reach.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
-# Tokens of one row in one prefill chunk. A constant for the reason given in `models.prefill`.
+# Tokens of one row in one prefill chunk. `models.prefill` says why it is constant.
 CHUNK_TOKENS = 256
-# Most tokens of a prefill that is captured as a graph, see `models.packed`.
+# Most tokens of a prefill that is captured as a CUDA graph, see `models.packed`.
 CAPTURED_TOKENS = 1024
 # Columns that share one scale and one zero point when Beamwright rounds weights to int4.
 INT4_GROUP = 64
-# Most weights dequantised at a time where no kernel multiplies with quantised weights directly.
+# Most weights dequantised at a time if no kernel multiplies with quantised weights directly.
 GROUPED_TILE_VALUES = 1 << 22
 # Most rows for which a GPU kernel reads quantised weights directly.
 #
 # For more rows, weights are dequantised first.
-CODED_ROWS = 256
-# Most weights dequantised at a time for more than `CODED_ROWS` rows.
+QUANTISED_GEMM_ROWS = 256
+# Most weights dequantised at a time for more than `QUANTISED_GEMM_ROWS` rows.
 #
 # In 16 bits they fit the L2 cache of a large GPU.
-CODED_VALUES = 1 << 24
+DEQUANTISED_VALUES = 1 << 24
 
-_INT8_ENDS = 2 * 4  # bytes of a row's scale and, on a GPU, its lowest value, both in float32
-_BLOCK, _HALF = 32, 2  # columns of one block of int8 weights, and bytes of the block's scale
-_INT4_ENDS = 2 * 2  # bytes of a group's scale and lowest value, both in float16
+_INT8_SCALE_BYTES = 2 * 4  # a row's scale and, on a GPU, its lowest value, both in float32
+_BLOCK_COLUMNS, _BLOCK_SCALE_BYTES = 32, 2  # one block of `Storage.BYTES`
+_INT4_SCALE_BYTES = 2 * 2  # a group's scale and lowest value, both in float16
 
 
 class Shape(Protocol):
-    """Attributes of a model shape from which costs are computed.
+    """Interface of a model's architecture, as far as costs depend on it (`models.shape`).
 
     matrices: (rows, columns, count) of the projections inside the layers.
     packed: for a quantised checkpoint, bytes of its packed projections and number of projection
@@ -83,8 +83,8 @@ class Storage(StrEnum):
     INT8: int8 with a float32 scale per row.
     BYTES: int8 on a CPU, with a 16-bit scale per 32 columns. The LM head is stored likewise.
     INT4: two weights per byte, in groups that have a scale and a lowest value.
-    STORED: as in the quantised checkpoint if that has groups of 4 or 8 bits, else PLAIN.
-    BLOCKS: as in a GGUF file, the LM head included (`models.native`).
+    STORED: the checkpoint's own groups of 4 or 8 bits; PLAIN if the checkpoint has none.
+    BLOCKS: the blocks of a GGUF file, the LM head included (`models.native`).
     """
 
     PLAIN = "plain"
@@ -96,12 +96,12 @@ class Storage(StrEnum):
 
     @property
     def is_stored(self) -> bool:
-        """True if projections keep the format of their file."""
+        """True if projections stay in the format of the checkpoint file."""
         return self in (Storage.STORED, Storage.BLOCKS)
 
 
 def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
-    """Return the storage that the value `weights` of `--weights` selects.
+    """Return the storage format for a value of `--weights`; "auto" depends on the checkpoint.
 
     is_packed: True if the checkpoint is quantised.
     """
@@ -110,8 +110,11 @@ def storage_of(weights: str, *, is_packed: bool = False) -> Storage:
     return Storage(weights)
 
 
-def in_library(storage: Storage, shape: Shape) -> Storage:
-    """Return how the same weights are stored on a CPU that has the C library for GEMMs."""
+def library_storage(storage: Storage, shape: Shape) -> Storage:
+    """Return the format that replaces `storage` on a CPU with Beamwright's C library for GEMMs.
+
+    The library multiplies with GGUF blocks and with int8 in blocks directly.
+    """
     if storage is Storage.STORED and shape.blocks:
         return Storage.BLOCKS
     return Storage.BYTES if storage is Storage.INT8 else storage
@@ -122,10 +125,10 @@ def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) 
     if storage is Storage.PLAIN:
         return rows * columns * element_bytes
     if storage is Storage.INT8:
-        return rows * (columns + _INT8_ENDS)
+        return rows * (columns + _INT8_SCALE_BYTES)
     if storage is Storage.BYTES:
-        return rows * (columns + -(-columns // _BLOCK) * _HALF)
-    return rows * -(-columns // INT4_GROUP) * (INT4_GROUP // 2 + _INT4_ENDS)
+        return rows * (columns + -(-columns // _BLOCK_COLUMNS) * _BLOCK_SCALE_BYTES)
+    return rows * -(-columns // INT4_GROUP) * (INT4_GROUP // 2 + _INT4_SCALE_BYTES)
 
 
 def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
@@ -150,9 +153,9 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
 
 
 def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
-    """Return the bytes that one forward pass writes and reads to dequantise weights.
+    """Return the extra memory traffic of a pass that dequantises all projections first, in bytes.
 
-    The dequantised weights are written once and read once. Reading the stored weights is not
+    The dequantised weights are written once and read once. Reading the quantised weights is not
     included.
     """
     if storage in (Storage.PLAIN, Storage.BLOCKS, Storage.BYTES):
@@ -160,31 +163,33 @@ def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
     return 2 * sum(map(prod, shape.matrices)) * element_bytes
 
 
-def product_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int:
-    """Return the working memory of the largest matrix product, without its input and output."""
+def matmul_scratch_bytes(shape: Shape, storage: Storage = Storage.PLAIN) -> int:
+    """Return the bytes of temporary memory for the largest matrix product with weights.
+
+    Only dequantised weights count, not the product's input and output.
+    """
     if storage in (Storage.PLAIN, Storage.BLOCKS, Storage.BYTES):
         return 0
-    # Without a kernel, a tile exists three times: its nibbles as bytes, the same as floats, and the
-    # floats with scale and zero point applied. With one, a GPU dequantises a piece to 16 bits.
-    most = max(rows * _up(columns, INT4_GROUP) for rows, columns, _ in shape.matrices)
+    # Without a kernel, a tile exists three times: 4-bit codes as bytes, codes as floats, and the
+    # floats with scale and zero point applied. A GPU with a kernel dequantises a piece to 16 bits.
+    most = max(rows * _round_up(columns, INT4_GROUP) for rows, columns, _ in shape.matrices)
     tile = min(most, GROUPED_TILE_VALUES) * (1 + 4 + 4)
-    return max(tile, min(most, CODED_VALUES) * 2)
+    return max(tile, min(most, DEQUANTISED_VALUES) * 2)
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """Sizes of one model in one precision.
+    """Sizes of one model in one precision, the input of `Roofline`.
 
     num_heads: number of query heads.
-    active_parameters: parameters that one token is multiplied with; None: all of them. A batch also
-        reads weights that some of its tokens do not use, because tokens choose different experts.
-    conversion_bytes: memory traffic of a forward pass beyond reading the stored weights, where
-        weights are dequantised first. Only passes with more than `coded_rows` tokens do so.
-    windowed: for layers with a window, pairs of KV bytes per token and window in tokens.
-    recurrent_layers: number of layers that keep a state instead of KV. The states of one row have
-        `state_bytes` in all; every pass reads and writes them.
-    in_library: True if the C library, where a machine has it, multiplies with these weights as they
-        are stored. It computes a whole pass in one call.
+    active_parameters: parameters that one token is multiplied with (mixture of experts); None: all.
+    conversion_bytes: extra memory traffic of a pass with more than `quantised_gemm_rows` tokens,
+        which dequantises the weights first.
+    windowed: (KV bytes per token, window in tokens) per group of sliding-window layers.
+    recurrent_layers: number of layers that keep a recurrent state instead of KV.
+    state_bytes: bytes of all recurrent states of one row; every pass reads and writes them.
+    runs_in_library: True if the C library can multiply with these weights as they are stored. It
+        computes a whole pass in one call.
     """
 
     num_layers: int
@@ -195,35 +200,36 @@ class ModelCosts:
     head_dim: int
     element_bytes: int
     conversion_bytes: int = 0
-    coded_rows: int = 0
+    quantised_gemm_rows: int = 0
     active_parameters: int | None = None
     windowed: tuple[tuple[int, int], ...] = ()
     recurrent_layers: int = 0
     state_bytes: int = 0
-    in_library: bool = False
+    runs_in_library: bool = False
 
-    def share_read(self, num_tokens: int) -> float:
-        """Return the share of the weights that a pass of `num_tokens` tokens reads.
+    def share_of_weights_read(self, num_tokens: int) -> float:
+        """Return the fraction of the weights that a pass of `num_tokens` tokens reads.
 
-        It assumes that tokens choose experts evenly.
+        This is 1 for a dense model. Tokens are assumed to choose experts evenly.
         """
         used = (self.active_parameters or self.num_parameters) / self.num_parameters
         return 1 - (1 - used) ** num_tokens
 
-    def read_bytes(self, num_tokens: int) -> float:
-        """Return the memory traffic for weights of a pass of `num_tokens` tokens."""
-        turned_back = self.conversion_bytes if num_tokens > self.coded_rows else 0
-        return self.share_read(num_tokens) * (self.weight_bytes + turned_back)
+    def weight_traffic_bytes(self, num_tokens: int) -> float:
+        """Return the bytes of weights that a pass of `num_tokens` tokens reads or dequantises."""
+        extra_bytes = self.conversion_bytes if num_tokens > self.quantised_gemm_rows else 0
+        return self.share_of_weights_read(num_tokens) * (self.weight_bytes + extra_bytes)
 
-    def on_paths(self, num_tokens: int, step_tokens: int) -> ModelCosts:
-        """Return the same costs with the mean KV per token of a path of `num_tokens` tokens.
+    def at_path_length(self, num_tokens: int, step_tokens: int) -> ModelCosts:
+        """Return these costs with the mean KV bytes per token of a path of `num_tokens` tokens.
 
-        Layers with a window keep no more than the window and `step_tokens` tokens.
+        The mean is smaller for long paths, because a sliding-window layer keeps at most its window
+        plus one step of `step_tokens` tokens.
         """
-        left_out = sum(
+        dropped_bytes = sum(
             size * max(0, num_tokens - window - step_tokens) for size, window in self.windowed
         )
-        kept = self.kv_bytes_per_token - left_out // max(1, num_tokens)
+        kept = self.kv_bytes_per_token - dropped_bytes // max(1, num_tokens)
         return replace(self, kv_bytes_per_token=kept, windowed=())
 
     @classmethod
@@ -234,11 +240,10 @@ class ModelCosts:
         storage: Storage = Storage.PLAIN,
         kv_dtype: KVDtype = "auto",
     ) -> ModelCosts:
-        """Return the costs of a model shape.
+        """Compute the costs of a model shape.
 
-        Weights take `element_bytes` each unless `storage` quantises them, and so does KV unless
-        `kv_dtype` quantises it. With 16-bit elements, kernels multiply few rows with the stored
-        weights directly.
+        element_bytes: bytes of a weight that `storage` does not quantise, and of a KV element if
+            `kv_dtype` is "auto".
         """
         active = shape.active_parameters
         return cls(
@@ -250,7 +255,7 @@ class ModelCosts:
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
             conversion_bytes=conversion_bytes(shape, element_bytes, storage),
-            coded_rows=CODED_ROWS if element_bytes == 2 else 0,
+            quantised_gemm_rows=QUANTISED_GEMM_ROWS if element_bytes == 2 else 0,
             active_parameters=None if active == shape.num_parameters else active,
             windowed=tuple(
                 (group.bytes_per_token(element_bytes, kv_dtype), group.window)
@@ -259,18 +264,20 @@ class ModelCosts:
             ),
             recurrent_layers=len({part.layer for part in shape.states}),
             state_bytes=shape.state_bytes(element_bytes),
-            in_library=storage in (Storage.BLOCKS, Storage.BYTES, Storage.INT4),
+            runs_in_library=storage in (Storage.BLOCKS, Storage.BYTES, Storage.INT4),
         )
 
 
 def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
-    """Return the bytes of a KV block, and the tokens that one block holds in each group of layers.
+    """Choose the KV block size in bytes, and return it with the tokens per block of each group.
+
+    A group is a set of layers with equal KV bytes per token. All groups take blocks from one pool,
+    so their blocks have equal bytes.
 
     sizes: KV bytes per token of each group.
 
-    Blocks of all groups have equal bytes. Tokens per block are powers of two, because kernels want
-    these. The block size wastes the fewest bytes per token. Among equals, blocks hold nearest to
-    eight tokens.
+    Tokens per block are powers of two, as the kernels require. The chosen size wastes the fewest
+    bytes per token; a tie goes to the size closest to eight tokens per block.
     """
 
     def tokens(block_bytes: int) -> list[int]:
@@ -286,33 +293,37 @@ def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
     return best, tokens(best)
 
 
-# Parts into which the kernels cut a row's path of 4,096 tokens. Each part has a partial result.
+# Parts into which the attention kernels split a row's path of 4,096 tokens (split-KV decoding).
 ROW_PARTS = 32
 
 
-def partial_bytes(heads: int, head_dim: int) -> int:
-    """Return the bytes of one row's partial attention results in the kernels.
+def attention_partial_bytes(heads: int, head_dim: int) -> int:
+    """Return the bytes of the buffer for one row's partial attention results (split-KV decoding).
 
-    Each of the row's path parts, and its own tokens, has a context and a log-sum-exp in float32.
-    The result is for one group of layers, which computes one layer at a time.
+    Each part of the path, and the row's own tokens, has an output vector and a log-sum-exp in
+    float32. Layers run one at a time and share the buffer.
     """
     return (ROW_PARTS + 1) * heads * (head_dim + 1) * 4
 
 
 def record_bytes(size: Sequence[int], element_bytes: int) -> int:
-    """Return the bytes that a tensor of shape `size` takes in a flat record of states.
+    """Return the bytes of one tensor in the packed record of a row's recurrent states.
 
-    Every tensor of a record begins at a multiple of 16 bytes.
+    size: the tensor's shape. Bytes are rounded up, so that every tensor begins at a multiple of 16.
     """
-    return _up(prod(size) * element_bytes, 16)
+    return _round_up(prod(size) * element_bytes, 16)
 
 
-def _up(count: int, multiple: int) -> int:
+def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
 class Layout(StrEnum):
-    """How attention reads KV: a copy per beam (the LBS paper's layout), or shared parts once."""
+    """How attention reads KV.
+
+    DENSE: a copy of the whole path per beam, as in the LBS paper.
+    TREE: prefixes shared by several beams are read once.
+    """
 
     DENSE = "dense"
     TREE = "tree"
@@ -323,13 +334,13 @@ Bound = Literal["bandwidth", "compute", "launches"]
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of one model's operations on one machine."""
+    """Roofline model: predicted seconds of one model's passes and KV transfers on one machine."""
 
     model: ModelCosts
     hardware: HardwareProfile
 
     def prefill(self, num_tokens: int, context: int = 0) -> float:
-        """Return the seconds to encode `num_tokens` tokens after `context` cached tokens."""
+        """Return the seconds to prefill `num_tokens` tokens after `context` cached tokens."""
         visible = num_tokens * (context + (num_tokens + 1) / 2)
         chunks = -(-num_tokens // CHUNK_TOKENS)
         return self.decode_step(num_tokens, context + num_tokens, visible, num_states=chunks)
@@ -342,55 +353,59 @@ class Roofline:
         layout: Layout = Layout.TREE,
         num_states: int | None = None,
     ) -> float:
-        """Return the seconds of one token for each of `num_rows` beams of one group.
+        """Return the seconds of one decode iteration: one token for each of `num_rows` rows.
 
-        Weights are read once for all beams.
-        kv_tokens_read: tokens in the union of the paths where shared parts are read once, else the
-            sum over paths.
-        kv_tokens_seen: the sum of the path lengths, which the rows attend to in both layouts.
+        kv_tokens_read: tokens whose KV is read from memory: the distinct tokens of all paths if
+            prefixes are read once, else the sum of the path lengths.
+        kv_tokens_seen: the sum of the path lengths, which decides the attention's arithmetic.
         num_states: rows whose recurrent states are read and written; None: `num_rows`. A prefill
             sets it, because several of its tokens belong to one row.
         """
-        memory_s, compute_s, launch_s = self.parts(
+        memory_s, compute_s, launch_s = self.pass_parts_s(
             num_rows, kv_tokens_read, kv_tokens_seen, layout, num_states
         )
         return max(memory_s, compute_s) + launch_s
 
     def pass_costs(self) -> PassCosts:
-        """Return the costs that a schedule may know. Reading KV is not part of a pass here."""
+        """Return the costs of a pass for the scheduler, which adds the time to read KV itself."""
         rows, hardware = 64, self.hardware  # 64 rows use most of the experts
-        weights_s, rows_s, launch_s = self.parts(rows, 0, 0, Layout.TREE, num_states=0)
+        weights_s, rows_s, launch_s = self.pass_parts_s(rows, 0, 0, Layout.TREE, num_states=0)
         bandwidth = hardware.h2d_bandwidth * hardware.link_share
         byte_s = 1 / (hardware.device_bandwidth * hardware.bandwidth_share)
         state_s = 2 * self.model.state_bytes * byte_s
         return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s, state_s)
 
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
-        """Return the seconds to move `num_bytes` across the link in `num_pieces` queued copies."""
+        """Return the seconds to copy `num_bytes` over the link in `num_pieces` queued copies."""
         hardware = self.hardware
         to_device = direction is Direction.H2D
         bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 
-    def move(self, num_bytes: float, direction: Direction) -> float:
-        """Return the seconds to move `num_bytes` of KV across the link, with one copy per block."""
+    def move_kv(self, num_bytes: float, direction: Direction) -> float:
+        """Return the seconds to copy `num_bytes` of KV over the link, with one copy per block."""
         num_pieces = num_bytes / (BLOCK_TOKENS * self.model.kv_bytes_per_token)
         return self.transfer(num_bytes, num_pieces, direction)
 
-    def bound(
+    def bottleneck(
         self,
         num_rows: int,
         kv_tokens_read: float,
         kv_tokens_seen: float,
         layout: Layout = Layout.TREE,
     ) -> Bound:
-        """Return what limits a decode step, or a prefill of `num_rows` tokens, most."""
-        memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
+        """Return the slowest part of a pass: memory bandwidth, compute or kernel launches.
+
+        The parameters are those of `decode_step`.
+        """
+        memory_s, compute_s, launch_s = self.pass_parts_s(
+            num_rows, kv_tokens_read, kv_tokens_seen, layout
+        )
         if launch_s > max(memory_s, compute_s):
             return "launches"
         return "bandwidth" if memory_s >= compute_s else "compute"
 
-    def parts(
+    def pass_parts_s(
         self,
         num_tokens: int,
         kv_tokens_read: float,
@@ -398,20 +413,24 @@ class Roofline:
         layout: Layout,
         num_states: int | None = None,
     ) -> tuple[float, float, float]:
-        """Return a forward pass's seconds of memory traffic, of compute, and of launches.
+        """Return the seconds of memory traffic, of compute and of launches of a forward pass.
 
-        The pass takes the longer of the first two, plus the third. See `decode_step` for the
-        parameters.
+        The pass takes the longer of the first two, plus the third. The parameters are those of
+        `decode_step`.
         """
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         states = 2 * (num_tokens if num_states is None else num_states)  # each is read and written
         reached = hardware.device_bandwidth * hardware.bandwidth_share
-        weights_s = model.read_bytes(num_tokens) / reached
+        weights_s = model.weight_traffic_bytes(num_tokens) / reached
         rate = hardware.flops * hardware.flops_share
         num_launches = model.num_layers * hardware.decode_ops_per_layer
-        if model.in_library and hardware.coded_flops and hardware.coded_bandwidth:
-            weights_s = model.share_read(num_tokens) * model.weight_bytes / hardware.coded_bandwidth
+        if model.runs_in_library and hardware.coded_flops and hardware.coded_bandwidth:
+            weights_s = (
+                model.share_of_weights_read(num_tokens)
+                * model.weight_bytes
+                / hardware.coded_bandwidth
+            )
             rate, num_launches = hardware.coded_flops, 1
         kv_s = kv_tokens_read * model.kv_bytes_per_token / (hardware.device_bandwidth * kv_share)
         memory_s = weights_s + states * model.state_bytes / reached + kv_s

@@ -1,7 +1,7 @@
-"""KV that a search needs to stay on the device throughout, and the number of paths that fit.
+"""Predict whether all KV of a search fits the device, and how many paths would fit.
 
-Whether a budget suffices is judged over sampled searches (`workload`): nearly all of them fit, or
-only some do.
+Searches of equal settings need different amounts of KV. So the verdict is about sampled searches
+(`workload`): nearly all fit, only some fit, or none fits.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from beamwright.plan.workload import (
     Spread,
     Workload,
     expected_nodes,
-    held_tokens,
+    peak_tokens,
     sampled_nodes,
 )
 
 if TYPE_CHECKING:
     from beamwright.plan.workload import Counts
 
-# Tokens that a verifier encodes in addition to each step.
-#
-# This is a mark at the step's end, or the token before the step, which some score heads read.
+# Tokens that a verifier prefills in addition to each step: the mark at the step's end, or the token
+# before the step, which some score heads read.
 MARK_TOKENS = 1
 
 Fit = Literal["no", "borderline", "fits"]
@@ -34,14 +33,14 @@ _SAMPLED_BEAMS = 256
 
 @dataclass(frozen=True)
 class Scorer:
-    """A verifier: its costs, and the KV budget that it has on the device."""
+    """The verifier of an estimate: its model costs and its KV budget on the device."""
 
     model: ModelCosts
     kv_budget_bytes: int
 
 
-def in_verifier_tokens(workload: Workload) -> Workload:
-    """Return the same search in the verifier's tokens: every step has MARK_TOKENS more."""
+def with_mark_tokens(workload: Workload) -> Workload:
+    """Return `workload` as the verifier sees it: every step has MARK_TOKENS more tokens."""
     return replace(
         workload,
         step_tokens=workload.step_tokens + MARK_TOKENS,
@@ -51,18 +50,18 @@ def in_verifier_tokens(workload: Workload) -> Workload:
 
 @dataclass(frozen=True)
 class ResidentNeed:
-    """Bytes of KV and states if all of them stay on the device and paths share their prefixes.
+    """Device bytes of one search if all KV and recurrent states stay there and prefixes are shared.
 
-    The verifier's need is 0 if there is no verifier.
+    verifier: 0 if there is no verifier.
     """
 
     generator: Spread
     verifier: Spread
 
     def fit(self, kv_budget_bytes: int, scorer: Scorer | None = None) -> Fit:
-        """Return the worse verdict of generator and verifier.
+        """Return whether the search fits: the worse of the verdicts of generator and verifier.
 
-        "borderline" means that some searches fit and some do not.
+        "borderline" means that only some sampled searches fit.
         """
         budgets = (kv_budget_bytes, 0 if scorer is None else scorer.kv_budget_bytes)
         verdicts: list[Fit] = [
@@ -78,21 +77,24 @@ def resident_need(
     scorer: Scorer | None = None,
     nodes_of: Callable[[Workload], Counts] = sampled_nodes,
 ) -> ResidentNeed:
-    """Return the bytes that one search needs so that no KV leaves the device."""
+    """Return the device bytes that one search needs if no KV is offloaded.
+
+    nodes_of: the source of node counts: sampled searches, or the expected tree (`expected_nodes`).
+    """
     num_nodes = nodes_of(workload)
     states = workload.num_states(workload.num_beams) * model.state_bytes
-    generator = held_tokens(workload, num_nodes).scaled(model.kv_bytes_per_token, states)
-    scored = held_tokens(in_verifier_tokens(workload), num_nodes)
+    generator = peak_tokens(workload, num_nodes).scaled(model.kv_bytes_per_token, states)
+    scored = peak_tokens(with_mark_tokens(workload), num_nodes)
     return ResidentNeed(generator, scored.scaled(scorer.model.kv_bytes_per_token if scorer else 0))
 
 
 def max_beams_in_gpu(
     workload: Workload, model: ModelCosts, kv_budget_bytes: int, scorer: Scorer | None = None
 ) -> int:
-    """Return the largest number of beams with which nearly every search fits the device to its end.
+    """Return the largest number of beams for which nearly every search fits without offloading.
 
-    It is a multiple of the width, KV is shared, and 0 means that not even one family fits. The
-    number of beams in `workload` is ignored.
+    The number is a multiple of the width; 0 means that not even the children of one survivor fit.
+    The number of beams in `workload` is ignored.
     """
 
     def wider(num_families: int) -> Workload:
@@ -101,7 +103,7 @@ def max_beams_in_gpu(
     def load(num_families: int, spread: float = 1.0) -> float:
         """Return the expected need divided by its budget, for the fuller of the two budgets.
 
-        spread: factor on the expected KV; states have none, because their number is certain.
+        spread: factor on the expected KV. Recurrent states have none: their number is certain.
         """
         wide = wider(num_families)
         need = resident_need(wide, model, scorer, expected_nodes)
@@ -114,7 +116,7 @@ def max_beams_in_gpu(
     # beams differ less from each other, so that ratio is safe for them.
     families = _largest(lambda number: load(number) <= 1)
     typical = wider(max(1, min(families, _SAMPLED_BEAMS // workload.width)))
-    held = held_tokens(typical, sampled_nodes(typical))
+    held = peak_tokens(typical, sampled_nodes(typical))
     return workload.width * _largest(lambda number: load(number, held.worst / held.mean) <= 1)
 
 

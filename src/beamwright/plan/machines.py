@@ -1,8 +1,8 @@
-"""Hardware profiles: the few numbers about a machine that the cost model needs. No torch.
+"""Hardware profiles: memory, bandwidth and FLOP/s of GPUs and CPUs, for the cost model. No torch.
 
-A peak comes from a vendor or from a measurement. A share says how much of a peak real work reaches,
-so that both stay visible. Profiles are found by name: GPUs from their data sheets, a small CPU
-machine, and this machine as `probe` measured it, which is kept as JSON in the user's cache folder.
+A peak comes from a vendor or from a measurement. A share says how much of the peak real work
+reaches. `find_profile` knows three kinds by name: GPUs from their data sheets, a small CPU machine,
+and this machine as `doctor --probe` measured it. The last one is a JSON file in the user's cache.
 
 FLOP/s of GPUs are dense: 16-bit matrix products with 32-bit accumulation, and float32 outside the
 tensor cores. Where a source gives no figure for a card, it is multiprocessors times boost clock
@@ -45,14 +45,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class HardwareProfile:
-    """One device, its host, and the link between them. Rates are per second.
+    """Speed and memory of one device, its host, and the link between them. Rates are per second.
 
     device_memory_bytes: all of the device's memory.
     device_bandwidth: peak bytes/s of device memory.
     flops: peak dense FLOP/s in the precision that models use there (see `element_bytes`).
     h2d_bandwidth, d2h_bandwidth: nominal bytes/s of the link in each direction.
-    launch_s: cost of launching one operator or kernel that no other work hides.
-    copy_launch_s: fixed cost of one queued copy.
+    launch_s: seconds to launch one operator or kernel, as far as no other work hides them.
+    copy_launch_s: fixed seconds of one queued copy.
     decode_ops_per_layer: operators of one layer in one decode step.
     bandwidth_share: share of `device_bandwidth` reached when weights and shared KV are read.
     copies_share: share of `device_bandwidth` reached by attention over a KV copy per beam.
@@ -95,16 +95,17 @@ _PCIE_X16 = MappingProxyType({3: 15.75e9, 4: 31.5e9, 5: 63.0e9})
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of one forward pass by the cost model, and the link's bytes per second.
+    """What a schedule knows about time: the parts of a forward pass in seconds, and the link.
 
-    weights_s: time to read all weights.
-    row_s: time of one row's arithmetic.
-    launch_s: launch time, which is added to the longer of reading and arithmetic.
-    byte_s: time to read one byte of KV.
-    state_s: time to read and write one row's recurrent states.
+    weights_s: seconds to read all weights.
+    row_s: seconds of one row's arithmetic.
+    launch_s: seconds of kernel launches, added to the longer of reading and arithmetic.
+    link_bandwidth: bytes per second between host and device.
+    byte_s: seconds to read one byte of KV.
+    state_s: seconds to read and write one row's recurrent states.
 
-    With the default values every pass costs 1 and nothing else costs anything, so passes are
-    counted.
+    With the defaults a pass costs 1 and nothing else costs anything: a sum of costs then counts
+    passes.
     """
 
     weights_s: float = 1.0
@@ -160,9 +161,9 @@ CARDS = MappingProxyType({card.name: card for card in _read_cards()})
 
 
 def card_of_device(device_name: str, memory_bytes: int) -> Card | None:
-    """Return the card that CUDA calls `device_name`, or None if it is not in the table.
+    """Return the table entry of the GPU that CUDA calls `device_name`; None if it is not listed.
 
-    memory_bytes: the device's memory by CUDA, which tells cards with the same name apart.
+    memory_bytes: the memory that CUDA reports, which tells variants with the same name apart.
     """
     words = re.sub(r"[^a-z0-9]+", " ", device_name.lower()).split()
     if "max" in words:  # Max-Q variants have another clock than the card in the table
@@ -196,7 +197,7 @@ _COPIES_SHARE = _BANDWIDTH_SHARE / 6
 
 
 def card_profile(card: Card, element_bytes: int = _HALF) -> HardwareProfile:
-    """Return the profile of a card that runs models with elements of `element_bytes` bytes."""
+    """Return the hardware profile of a GPU for models with elements of `element_bytes` bytes."""
     generation, lanes = card.pcie
     link_bandwidth = _PCIE_X16[generation] * lanes / 16
     return HardwareProfile(
@@ -220,8 +221,8 @@ def card_profile(card: Card, element_bytes: int = _HALF) -> HardwareProfile:
 CAPTURED_LAUNCH_S, CAPTURED_LAUNCHES = 3.5e-6, 10
 
 
-def captured(profile: HardwareProfile) -> HardwareProfile:
-    """Return the same machine with decode steps replayed as graphs, not launched by operator."""
+def with_cuda_graphs(profile: HardwareProfile) -> HardwareProfile:
+    """Return `profile` with the launch costs of decode steps that are replayed as CUDA graphs."""
     launch_s = min(profile.launch_s, CAPTURED_LAUNCH_S)
     return replace(profile, launch_s=launch_s, decode_ops_per_layer=CAPTURED_LAUNCHES)
 
@@ -235,7 +236,7 @@ def default_cache_file() -> Path:
 
 
 def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
-    """Store the profile, and return its path.
+    """Write a measured profile to `file` (default: the cache file), and return the path.
 
     A concurrent reader sees either the old file or the whole new one.
 
@@ -250,7 +251,7 @@ def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
 
 
 def read_profile(file: Path | None = None) -> HardwareProfile:
-    """Read the stored profile.
+    """Read a measured profile from `file` (default: the cache file).
 
     Raises:
         InputError: if the file does not exist or is not a valid profile.
@@ -273,23 +274,23 @@ NAMED_PROFILES = MappingProxyType(
 )
 
 
-def processor() -> HardwareProfile:
-    """Return this machine's measured profile (`doctor --probe`), else a small CPU machine's."""
+def cpu_profile() -> HardwareProfile:
+    """Return this machine's measured profile (`doctor --probe`), or that of a small CPU machine."""
     try:
         return find_profile(MEASURED)
     except InputError:
         return _EPYC_2CORE
 
 
-def over_link(profile: HardwareProfile, bytes_per_s: float | None) -> HardwareProfile:
-    """Return the same machine with a link emulated at `bytes_per_s`; None: the real link."""
+def with_link_bandwidth(profile: HardwareProfile, bytes_per_s: float | None) -> HardwareProfile:
+    """Return `profile` with a link of `bytes_per_s` in both directions; None: unchanged."""
     if bytes_per_s is None:
         return profile
     return replace(profile, h2d_bandwidth=bytes_per_s, d2h_bandwidth=bytes_per_s, link_share=1.0)
 
 
-def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfile:
-    """Return the same machine for another element size, which changes a GPU's FLOP/s."""
+def for_element_bytes(profile: HardwareProfile, element_bytes: int) -> HardwareProfile:
+    """Return `profile` with the peak FLOP/s for models with elements of `element_bytes` bytes."""
     if profile.element_bytes == element_bytes or profile.name not in CARDS:
         return profile
     card = card_profile(CARDS[profile.name], element_bytes)
@@ -297,10 +298,10 @@ def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfil
 
 
 def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
-    """Return a profile by name.
+    """Return the profile for a value of `--gpu`.
 
-    "measured" and "cpu" mean this machine's profile from the cache. "custom:MEMORY,RATE,TFLOPS"
-    means a card of which only these figures are known.
+    "measured" and "cpu" are this machine's profile from the cache. "custom:MEMORY,RATE,TFLOPS"
+    describes a GPU that is not in the table.
     cache_file: the file of the measured profile (default: `default_cache_file()`).
 
     Raises:
@@ -318,7 +319,7 @@ def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
 
 
 def _instead(key: str) -> str:
-    """Suggest the nearest names, and say how to describe a card that is not in the table."""
+    """Return the end of an error message for an unknown GPU: similar names and the custom form."""
     near = [name for name in NAMED_PROFILES if set(key.split("-")) <= set(name.split("-"))]
     near = near or get_close_matches(key, NAMED_PROFILES, n=3)
     meant = f"did you mean {', '.join(near)}? " if near else ""
@@ -326,7 +327,7 @@ def _instead(key: str) -> str:
 
 
 def _custom_profile(text: str) -> HardwareProfile:
-    """Return a card described by memory, memory bytes/s and dense 16-bit TFLOP/s (PCIe 4.0 x16)."""
+    """Parse "custom:MEMORY,BYTES/s,TFLOPS" into a profile with a PCIe 4.0 x16 link."""
     parts = text.partition(":")[2].split(",")
     try:
         memory, rate, tflops = parts

@@ -1,12 +1,11 @@
-"""Time of a search with all KV on the device, or group by group with KV offloaded to the host.
+"""Predict the time of a search: all KV on the device, or group by group with KV offloading.
 
-Seconds are those of the expected tree (`workload`) under the roofline (`costs`), with shared KV.
-Other schedules and a KV copy per beam are priced by the simulator.
+The prediction is for the expected tree (`workload`) under the roofline (`costs`), with shared
+prefixes. The lab's simulator predicts other schedules, and a KV copy per beam.
 
-A verifier encodes the new tokens of a step after their parents' KV, in batches, once decoding is
-done (`verify.prm`). Its tokenizer is assumed to make as many tokens of a step as the generator's,
-plus a mark. Selection and pruning take no time. Every token of a step is priced like the one in its
-middle.
+After each step, a verifier prefills the new tokens in batches (`verify.prm`). Its tokenizer is
+assumed to make as many tokens of a step as the generator's, plus a mark. Selection and pruning take
+no time. Every token of a step costs as much as the token in the middle of the step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.plan.costs import CHUNK_TOKENS, ModelCosts, Roofline
-from beamwright.plan.fits import Fit, Scorer, in_verifier_tokens, resident_need
+from beamwright.plan.fits import Fit, Scorer, resident_need, with_mark_tokens
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import TreeStep, Workload, tree_steps
 from beamwright.protocols import Direction
@@ -28,12 +27,13 @@ _PADDING = 8  # a prefill pads the length of its rows to a multiple of this
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted figures of one schedule; None where it cannot run within the budgets.
+    """Predicted times and bytes of a search under one schedule; None if it does not fit.
 
     fits: True if nearly every search fits.
-    borderline: True if only some searches fit. The figures are then for those that do.
+    borderline: True if only some searches fit. The numbers are then for those that do.
     time_s: the sum of prefill_s, decode_s, verify_s and stall_s.
-    groups: number of groups decoded over all steps.
+    io_share: stall_s as a fraction of time_s.
+    groups: number of groups of beams decoded, summed over all steps.
     peak_kv_bytes: most KV of the generator on the device at once.
     limited_by: the activity that takes most of the time, and what limits it.
     """
@@ -55,7 +55,7 @@ class Estimate:
 
 @dataclass
 class Totals:
-    """Sums over the steps of one run; the fields mean the same as in `Estimate`."""
+    """Sums over the steps of one search; the fields mean the same as in `Estimate`."""
 
     decode_s: float = 0.0
     verify_s: float = 0.0
@@ -73,21 +73,24 @@ def estimate(
     kv_budget_bytes: int,
     scorer: Scorer | None = None,
 ) -> Mapping[str, Estimate]:
-    """Return the figures that `plan` prints for both schedules, by "SCHEDULE/LAYOUT"."""
+    """Return the estimates that `beamwright plan` prints, by "SCHEDULE/LAYOUT".
+
+    The schedules are in-gpu (all KV on the device) and locality (offloading).
+    """
     roofline = Roofline(model, hardware)
 
     def figures(fit: Fit, budget_bytes: float) -> Estimate:
-        totals = None if fit == "no" else decode(workload, roofline, budget_bytes)
+        totals = None if fit == "no" else decode_costs(workload, roofline, budget_bytes)
         if totals is None:
             return Estimate(fits=False)
         if scorer is not None:
-            score(totals, workload, scorer, hardware)
+            add_verifier_costs(totals, workload, scorer, hardware)
         prefill_s = roofline.prefill(workload.prompt_tokens)
         time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
         sums: dict[str, Any] = {
             name: round(x) if name.endswith("_bytes") else x for name, x in vars(totals).items()
         }
-        by = _limited_by(workload, roofline, totals, scorer)
+        by = _limiting_activity(workload, roofline, totals, scorer)
         each = Estimate(fit == "fits", fit == "borderline", time_s, prefill_s, limited_by=by)
         return replace(each, io_share=totals.stall_s / time_s, **sums)
 
@@ -100,10 +103,10 @@ def estimate(
 
 
 def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
-    """Return True if the verifier's budget holds one path. Other paths are loaded when needed."""
+    """Return True if one path fits the verifier's KV budget, so that locality can run at all."""
     if scorer is None:
         return True
-    *_, last = tree_steps(in_verifier_tokens(workload))
+    *_, last = tree_steps(with_mark_tokens(workload))
     path_tokens = round(last.group_held_tokens(workload.num_beams))  # one beam in each group
     return path_tokens * scorer.model.kv_bytes_per_token <= scorer.kv_budget_bytes
 
@@ -111,12 +114,13 @@ def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
 # --- the generator -------------------------------------------------------------------------------
 
 
-def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Totals | None:
-    """Return the costs of decoding group by group, each to its step's end (LBS section 4).
+def decode_costs(workload: Workload, roofline: Roofline, budget_bytes: float) -> Totals | None:
+    """Return the decode costs of the locality schedule (LBS section 4).
 
-    Each group is prefetched into the memory that is free. All beams form one group where they fit.
-    From the first step that outgrows the device, all KV is stored on the host. The last group of a
-    step is the first group of the next step, so one group of each step is not loaded.
+    All beams form one group if they fit the budget. Otherwise each group is prefetched into the
+    free memory while the previous one runs. From the first step that does not fit, all KV is also
+    written to the host. The last group of a step is the first one of the next step, so one group
+    per step is not loaded.
 
     Returns None if not even one beam fits.
     """
@@ -126,20 +130,20 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
         num_groups, held_bytes = next((g for g in sizes if g[1] <= budget_bytes), (0, 0.0))
         if not num_groups:
             return None
-        group_s = step.num_tokens * roofline.decode_step(*_middle(step, num_groups))
+        group_s = step.num_tokens * roofline.decode_step(*_middle_pass(step, num_groups))
         totals.decode_s += num_groups * group_s
         totals.groups += num_groups
         totals.peak_kv_bytes = max(totals.peak_kv_bytes, held_bytes)
         if num_groups == 1:
             continue
         # KV of all paths when the step starts, and the recurrent states that rows begin from. KV
-        # that groups share stays on the device between them.
+        # that consecutive groups share stays on the device.
         before_bytes = step.union_tokens * model.kv_bytes_per_token
         before_bytes += beams // workload.width * model.state_bytes
         load_bytes = before_bytes / num_groups
         free_bytes = budget_bytes - held_bytes
-        ahead_s = roofline.move(min(load_bytes, free_bytes), Direction.H2D)
-        late_s = roofline.move(max(0.0, load_bytes - free_bytes), Direction.H2D)
+        ahead_s = roofline.move_kv(min(load_bytes, free_bytes), Direction.H2D)
+        late_s = roofline.move_kv(max(0.0, load_bytes - free_bytes), Direction.H2D)
         stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - group_s))
         store_bytes: float = beams * (
             step.num_tokens * model.kv_bytes_per_token + model.state_bytes
@@ -147,15 +151,15 @@ def decode(workload: Workload, roofline: Roofline, budget_bytes: float) -> Total
         if not spilled:  # until now, nothing has been written back
             store_bytes += before_bytes
             spilled = True
-        store_s = roofline.move(store_bytes, Direction.D2H)
+        store_s = roofline.move_kv(store_bytes, Direction.D2H)
         totals.stall_s += max(stall_s, store_s - num_groups * group_s)
         totals.h2d_bytes += (num_groups - 1) * load_bytes
         totals.d2h_bytes += store_bytes
     return totals
 
 
-def _middle(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
-    """Return a group's rows, and the tokens that it reads and sees in the middle of the step."""
+def _middle_pass(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
+    """Return the arguments of `Roofline.decode_step` for a mean group in the middle of the step."""
     beams, middle = step.workload.num_beams, (step.num_tokens + 1) / 2
     read = step.grouped_union_tokens(num_groups) + beams * middle
     seen = beams * (step.path_tokens + middle)
@@ -163,9 +167,9 @@ def _middle(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
 
 
 def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
-    """Return the bytes of the largest of `num_groups` even groups when the step ends.
+    """Return the device bytes of the largest of `num_groups` even groups when the step ends.
 
-    The sum of KV in whole blocks and of recurrent states.
+    They are KV in whole blocks plus recurrent states.
     """
     num_states = step.workload.num_states(-(-step.workload.num_beams // num_groups))
     kv_bytes = step.group_held_tokens(num_groups) * model.kv_bytes_per_token
@@ -175,33 +179,35 @@ def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
 # --- the verifier --------------------------------------------------------------------------------
 
 
-def score(totals: Totals, workload: Workload, scorer: Scorer, hardware: HardwareProfile) -> None:
-    """Add the verifier's costs for the problem and for each step to `totals`.
+def add_verifier_costs(
+    totals: Totals, workload: Workload, scorer: Scorer, hardware: HardwareProfile
+) -> None:
+    """Add the verifier's costs to `totals`: prefill of the problem and of each step, and transfers.
 
-    KV that is not resident is loaded before it is read, and compute waits for it. Once the tree has
-    outgrown the budget, every step is also stored on the host. Storing costs no time, since it
-    overlaps with the decoding of the next step.
+    Missing KV is loaded before it is read, and compute waits for it. Once the tree does not fit the
+    budget, every step is also written to the host. These writes cost no time, since they overlap
+    with the decoding of the next step.
     """
-    work, kv_bytes, spilled = in_verifier_tokens(workload), scorer.model.kv_bytes_per_token, False
+    work, kv_bytes, spilled = with_mark_tokens(workload), scorer.model.kv_bytes_per_token, False
     roofline = Roofline(scorer.model, hardware)
     totals.verify_s += roofline.prefill(work.prompt_tokens)
     for step in tree_steps(work):
-        for count, forward in _forwards(step):
+        for count, forward in _prefill_passes(step):
             totals.verify_s += count * roofline.decode_step(*forward)
         load_bytes = max(0.0, step.group_held_tokens(1) * kv_bytes - scorer.kv_budget_bytes)
         if load_bytes or spilled:
-            totals.stall_s += roofline.move(load_bytes, Direction.H2D)
+            totals.stall_s += roofline.move_kv(load_bytes, Direction.H2D)
             totals.h2d_bytes += load_bytes
             backlog = 0.0 if spilled else step.union_tokens
             totals.d2h_bytes += (work.num_beams * step.num_tokens + backlog) * kv_bytes
             spilled = True
 
 
-def _forwards(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
-    """Yield the forward passes that prefill a step, as (number of equal passes, pass).
+def _prefill_passes(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
+    """Yield the verifier's passes over one step as (number of equal passes, arguments of a pass).
 
-    A pass is (new tokens, tokens read, tokens seen). Rows are cut into chunks, and each chunk's
-    rows are divided into batches.
+    The arguments are those of `Roofline.decode_step`: new tokens, tokens read, tokens seen. Each
+    row's step is cut into chunks, and the rows of a chunk are divided into batches.
     """
     beams = step.workload.num_beams
     for offset in range(0, step.num_tokens, CHUNK_TOKENS):
@@ -217,16 +223,16 @@ def _forwards(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
 # --- what takes most of the time -----------------------------------------------------------------
 
 
-def _limited_by(
+def _limiting_activity(
     workload: Workload, roofline: Roofline, totals: Totals, scorer: Scorer | None
 ) -> str:
     most = max(totals.decode_s, totals.verify_s, totals.stall_s)
     if most == totals.stall_s:
         return "link"
     if scorer is not None and most == totals.verify_s:
-        steps = [*tree_steps(in_verifier_tokens(workload))]
-        _, forward = next(_forwards(steps[len(steps) // 2]))
-        return f"verifier: {Roofline(scorer.model, roofline.hardware).bound(*forward)}"
+        steps = [*tree_steps(with_mark_tokens(workload))]
+        _, forward = next(_prefill_passes(steps[len(steps) // 2]))
+        return f"verifier: {Roofline(scorer.model, roofline.hardware).bottleneck(*forward)}"
     steps = [*tree_steps(workload)]
     num_groups = max(1, round(totals.groups / len(steps)))
-    return f"decoding: {roofline.bound(*_middle(steps[len(steps) // 2], num_groups))}"
+    return f"decoding: {roofline.bottleneck(*_middle_pass(steps[len(steps) // 2], num_groups))}"

@@ -1,19 +1,18 @@
-"""Size of a search tree, step by step, before any search has run. Knows counts only.
+"""Predict the size of a search tree, step by step: distinct nodes and tokens of all paths.
 
-Model: every round keeps n / width of the n candidates, and all choices are equally likely (scores
-are not correlated). Seen backwards from the present, the distinct ancestors at each level follow a
-coalescent. Of k parents with `width` children each, those parents remain that have a descendant
-among the `a` nodes that matter one level below.
+The model: every round keeps n / width of the n candidates, all choices equally likely (scores are
+not correlated). Going back from the newest level, the number of distinct ancestors per level
+shrinks as in a coalescent: a parent counts only if one of its children is an ancestor of a beam.
 
-The expectation is taken level by level. Ignoring the spread of `a` makes the union one or two
-percent too large for 64 beams, and up to six percent for 16. (For n 64 and width 2 it is 0.133 of
-the sum of paths. The mean of 150 simulated searches is 0.131, with a standard deviation of 0.006.)
-The largest step of a single search is some 4 % larger than the largest expected step. Selection by
-scores shares more KV than this model, and selection that keeps families apart shares less.
+The expectation is computed level by level from the expected number `a` of ancestors one level
+below. Ignoring the variance of `a` makes the union of all paths one or two percent too large for 64
+beams, and up to six percent for 16. (For n 64 and width 2 the union is 0.133 of the sum of paths.
+The mean of 150 simulated searches is 0.131, with a standard deviation of 0.006.) The largest step
+of a single search is some 4 % larger than the largest expected step. Selection by real scores
+shares more KV than this model. Selection in separate subtrees (DVTS) shares less.
 
-Searches differ, so a budget that holds the expected tree may be too small for a particular search.
-`sampled_nodes` therefore plays some searches with counts alone, and `Spread` says what nearly every
-search needs.
+A budget that holds the expected tree may be too small for a particular search. `sampled_nodes`
+therefore simulates some searches by counts alone, and `Spread` says what nearly every search needs.
 """
 
 from __future__ import annotations
@@ -38,16 +37,17 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 8
 
 
-def in_blocks(num_tokens: int, block: int = BLOCK_TOKENS) -> int:
-    """Round `num_tokens` of one node up to a multiple of `block`."""
+def round_up_to_blocks(num_tokens: int, block: int = BLOCK_TOKENS) -> int:
+    """Round the tokens of one node up to whole KV blocks of `block` tokens."""
     return -(-num_tokens // block) * block
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One search with fixed lengths.
+    """The size of one search for an estimate: number of beams and lengths in tokens, all fixed.
 
     width: children of each survivor; num_beams / width beams survive a step.
+    generate_tokens: tokens of a complete path, without the prompt.
 
     Raises:
         InputError: if a number is not positive, or width does not divide num_beams.
@@ -68,12 +68,12 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of every complete path."""
+        """Length of every complete path in tokens, the prompt included."""
         return self.prompt_tokens + self.generate_tokens
 
     @property
     def num_steps(self) -> int:
-        """Steps of every path. The last one may be shorter."""
+        """Number of steps of every path. The last step may be shorter."""
         return math.ceil(self.generate_tokens / self.step_tokens)
 
     def num_states(self, num_rows: int) -> int:
@@ -83,7 +83,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TreeStep:
-    """One step of the search. "path" counts tokens per beam, "union" counts distinct tokens.
+    """One step of the expected search. "path" is per beam; "union" counts shared tokens once.
 
     num_levels: number of steps before this one.
     num_nodes: distinct nodes of all paths when the step starts, without the prompt.
@@ -115,22 +115,24 @@ class TreeStep:
         return num_groups * work.prompt_tokens + work.step_tokens * nodes
 
     def group_held_tokens(self, num_groups: int) -> float:
-        """Return the tokens that blocks of the largest group have room for when the step ends.
+        """Return the token slots of the KV blocks of the largest group when the step ends.
 
-        Groups are assumed to have unions of mean size; those of a real tree differ.
+        The distinct tokens of a group are assumed to be the mean over groups; real groups differ.
         """
         work = self.workload
         rows = -(-work.num_beams // num_groups)
         nodes = self._grouped_nodes(num_groups) / num_groups
-        before = in_blocks(work.prompt_tokens) + nodes * in_blocks(work.step_tokens)
-        return before + rows * in_blocks(self.num_tokens)
+        before = round_up_to_blocks(work.prompt_tokens) + nodes * round_up_to_blocks(
+            work.step_tokens
+        )
+        return before + rows * round_up_to_blocks(self.num_tokens)
 
     def _grouped_nodes(self, num_groups: int) -> float:
         """Return the distinct nodes of each group's paths, summed over `num_groups` groups.
 
         A cut between two groups falls either between two ancestors of a level, or through one
-        ancestor, which both groups then hold. If m units have a ancestors, the cut misses them with
-        probability (a - 1) / (m - 1).
+        ancestor, which then counts for both groups. If m beams have a distinct ancestors on a
+        level, the cut falls between two of them with probability (a - 1) / (m - 1).
         """
         work = self.workload
         survivors = work.num_beams // work.width
@@ -140,7 +142,7 @@ class TreeStep:
 
 
 def tree_steps(workload: Workload) -> Iterator[TreeStep]:
-    """Yield the steps of a search. The last one may be shorter."""
+    """Yield the steps of the expected search in order. The last one may be shorter."""
     ancestors = expected_ancestors(workload.num_beams, workload.width, workload.num_steps)
     num_nodes = 0.0
     for number, newest in enumerate(ancestors):
@@ -151,15 +153,15 @@ def tree_steps(workload: Workload) -> Iterator[TreeStep]:
             num_nodes=num_nodes,
             num_tokens=min(workload.step_tokens, left),
         )
-        num_nodes += newest  # these nodes are one more level above the beams of the next step
+        num_nodes += newest  # the next step has one more level above its beams
 
 
 def expected_ancestors(num_beams: int, width: int, num_levels: int) -> list[float]:
-    """Return the expected distinct ancestors of all beams in each level, the newest level first."""
+    """Return the expected number of distinct ancestors of all beams per level, newest first."""
     survivors = num_beams // width
     counts = [float(survivors)]
     while len(counts) < num_levels:
-        # Probability that no child of a parent is among the counts[-1] that matter
+        # Probability that no child of a parent is among the counts[-1] ancestors one level below
         # (hypergeometric).
         missed = 1.0
         for child in range(width):
@@ -168,14 +170,14 @@ def expected_ancestors(num_beams: int, width: int, num_levels: int) -> list[floa
     return counts[:num_levels]
 
 
-# Beams of all sampled searches together. Large searches differ less, so fewer of them suffice.
+# Beams of all sampled searches together. Large searches vary less, so fewer of them suffice.
 _SAMPLED_BEAMS = 8192
 _NUM_DEVIATIONS = 3
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Least and most that nearly every search needs, and the mean, in tokens or bytes."""
+    """Range of the need of nearly every search, and its mean, in tokens or bytes."""
 
     least: int
     mean: int
@@ -183,33 +185,40 @@ class Spread:
 
     @classmethod
     def of(cls, peaks: Counts) -> Spread:
-        """Return three standard deviations around the mean, widened to include every sample."""
+        """Return three standard deviations around the mean, widened to include every sample.
+
+        peaks [searches]: the largest need of each sampled search.
+        """
         mean = float(peaks.mean())
-        reach = _NUM_DEVIATIONS * float(peaks.std())
-        least, worst = min(peaks.min(), mean - reach), max(peaks.max(), mean + reach)
+        margin = _NUM_DEVIATIONS * float(peaks.std())
+        least, worst = min(peaks.min(), mean - margin), max(peaks.max(), mean + margin)
         return cls(math.floor(least), round(mean), math.ceil(worst))
 
     def scaled(self, factor: int, more: int = 0) -> Spread:
-        """Return each count times `factor` plus `more`, for example in bytes."""
+        """Return each count times `factor` plus `more`, for example to convert tokens to bytes."""
         each = (self.least, self.mean, self.worst)
         return Spread(*(factor * count + more for count in each))
 
 
-def held_tokens(workload: Workload, num_nodes: Counts) -> Spread:
-    """Return the most tokens that the blocks of a search can hold at the end of any of its steps.
+def peak_tokens(workload: Workload, num_nodes: Counts) -> Spread:
+    """Return the peak number of KV token slots of a search: the maximum over the ends of its steps.
 
     num_nodes [searches, steps]: distinct nodes above the beams when each step starts.
     """
     work, num_full = workload, workload.num_steps - 1  # the last step may be shorter
     last_tokens = work.generate_tokens - num_full * work.step_tokens
     lengths = [*[work.step_tokens] * num_full, last_tokens]
-    growth = [work.num_beams * in_blocks(tokens) for tokens in lengths]
-    peaks = in_blocks(work.prompt_tokens) + in_blocks(work.step_tokens) * num_nodes + growth
+    growth = [work.num_beams * round_up_to_blocks(tokens) for tokens in lengths]
+    peaks = (
+        round_up_to_blocks(work.prompt_tokens)
+        + round_up_to_blocks(work.step_tokens) * num_nodes
+        + growth
+    )
     return Spread.of(peaks.max(axis=1))
 
 
 def expected_nodes(workload: Workload) -> Counts:
-    """Return node counts [1, steps] of the expected tree: fast to compute, but without spread."""
+    """Return node counts [1, steps] of the expected tree: faster than sampling, but no variance."""
     import numpy as np  # noqa: PLC0415 (slow import)
 
     return np.array([[round(step.num_nodes) for step in tree_steps(workload)]])
@@ -217,9 +226,9 @@ def expected_nodes(workload: Workload) -> Counts:
 
 @lru_cache(maxsize=32)
 def sampled_nodes(workload: Workload) -> Counts:
-    """Return node counts [searches, steps] of searches that select at random.
+    """Simulate searches that select at random, and return their node counts [searches, steps].
 
-    Equal workloads give equal searches, because seeds are fixed.
+    Seeds are fixed, so equal workloads give equal counts.
     """
     import numpy as np  # noqa: PLC0415 (slow import)
 
@@ -240,8 +249,8 @@ def sampled_nodes(workload: Workload) -> Counts:
 
 
 def dm_lower_bound_bytes(needed_bytes: Iterable[int], budget_bytes: int) -> int:
-    """Return a lower bound on data movement: the sum over rounds of max(0, needed - KV budget).
+    """Return a lower bound on the bytes moved over the link: the sum of max(0, needed - budget).
 
-    needed_bytes: for each round, KV bytes of the distinct nodes that the round's beams extend.
+    needed_bytes: per round, the KV bytes of the distinct nodes that the round's beams extend.
     """
     return sum(max(0, needed - budget_bytes) for needed in needed_bytes)

@@ -1,10 +1,11 @@
-"""Schedules: decide which beams run together, and in which order.
+"""Schedules (`--schedule`): divide the beams of a round into groups, and order the groups.
 
-A beam is an open node of a search tree. A schedule maps plain data to plain data and uses no torch.
-`in-gpu` keeps all KV resident. `locality` runs groups of beams whose KV fits the device. `auto` is
-`locality`, which forms a single group as long as all KV fits.
+The beams of a group are decoded together. `in-gpu` keeps all KV on the device. `locality` runs
+groups whose KV fits the device. `auto` is `locality`, which forms one group if all KV fits. A
+schedule maps plain data to plain data and uses no torch.
 
-Importing this package imports all of its modules, so each module can declare a schedule.
+Importing this package imports all of its modules, because importing a module declares its
+schedules.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from beamwright.sections import ScheduleSettings
 
 
 def make_schedule(settings: ScheduleSettings) -> Schedule:
-    """Return the schedule that `--schedule` names, with checked options.
+    """Build the schedule that `--schedule` names, with its options from `settings`.
 
     Raises:
         InputError: for an unknown name, or for an option that the schedule does not have.
     """
-    return schedule_row(settings).policy(settings)
+    return schedule_row(settings).make_policy(settings)
 
 
 def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
-    """Return the table row of the schedule that `--schedule` names.
+    """Return the declaration of the schedule that `--schedule` names.
 
     Raises:
         InputError: for an unknown name.

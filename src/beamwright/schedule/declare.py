@@ -1,4 +1,4 @@
-"""Declare schedules: a class with options and a `plan` method, under the decorator `schedule`.
+"""Declare a schedule: a class with options and a `plan` method, under the decorator `schedule`.
 
 ```python
 @schedule("one-by-one", meaning="every beam alone")
@@ -7,8 +7,8 @@ class OneByOne(Schedule):
         return Plan(tuple((beam,) for beam in view.beams))
 ```
 
-This module also declares `in-gpu`: all KV is resident, and all beams form one group, or groups of
-at most `max_batch` beams.
+This module also declares `in-gpu`: all KV stays on the device, and all beams form one group, or
+groups of at most `max_batch` beams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from beamwright.sections import ScheduleSettings, Section
 class Schedule(Section):
     """Base class of schedules. The fields of a subclass are its options.
 
-    Every schedule also receives `settings`.
+    settings: all schedule settings, such as `max_batch`; not an option of the subclass.
     """
 
     shared: ClassVar[frozenset[str]] = frozenset({"settings"})
@@ -34,30 +34,30 @@ class Schedule(Section):
     settings: ScheduleSettings = ScheduleSettings()
 
     def plan(self, view: ScheduleView) -> Plan:
-        """Return the groups of beams in running order; see `protocols.SchedulePolicy`."""
+        """Divide the beams of a round into groups, and order the groups."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ScheduleRow(TableRow):
-    """A declared schedule in the table of schedules."""
+    """A declared schedule: its name, its class, and facts that other packages need."""
 
     make: type[Schedule]
-    # True: all KV stays on the device, and there is no host tier. False: KV is loaded when a group
-    # needs it.
+    # True: all KV stays on the device, and there is no host tier. False: KV is offloaded to the
+    # host and loaded when a group needs it.
     resident: bool = False
-    # Returns an `attention.protocols.KVMethod`, another way to store and read KV.
+    # Returns an `attention.protocols.KVMethod`, which replaces the usual way to store and read KV.
     kv_method: Callable[[], Any] | None = None
     # Values of settings that this schedule requires.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # Options that have no effect under this schedule.
-    idle: tuple[str, ...] = ()
+    unused_options: tuple[str, ...] = ()
 
-    def settled(self, settings: ScheduleSettings) -> ScheduleSettings:
-        """Return `settings` with this schedule's name and the values that it requires."""
+    def with_fixed_settings(self, settings: ScheduleSettings) -> ScheduleSettings:
+        """Return `settings` with this schedule's name and the values of `fixed`."""
         return settings.model_copy(update={"schedule": self.name, **self.fixed})
 
-    def policy(self, settings: ScheduleSettings) -> Schedule:
+    def make_policy(self, settings: ScheduleSettings) -> Schedule:
         """Build the schedule with its options from `settings`.
 
         Raises:
@@ -84,32 +84,37 @@ def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
     Raises:
         InputError: if the name is taken.
     """
-    take = declaration(SCHEDULES, ScheduleRow, name, meaning, **facts)
+    register = declaration(SCHEDULES, ScheduleRow, name, meaning, **facts)
 
     def declare(policy: S) -> S:
         if "name" not in vars(policy):
             policy.name = name
-        return take(policy)
+        return register(policy)
 
     return declare
 
 
-def batches(view: ScheduleView, max_batch: int | None) -> Plan:
-    """Return a plan of contiguous depth-first ranges of at most `max_batch` beams each."""
+def batched_plan(view: ScheduleView, max_batch: int | None) -> Plan:
+    """Return a plan of groups of at most `max_batch` consecutive beams; None: one group."""
     size = view.limit(max_batch) or max(1, len(view.beams))
     beams = view.beams
     return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
 
 
 # Options that only the locality schedule reads.
-GROUPING = ("planner", "balance")
+GROUPING_OPTIONS = ("planner", "balance")
 
-_MOVING = ("inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory")
+_TRANSFER_OPTIONS = ("inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory")
 
 
-@schedule("in-gpu", meaning="all KV on the device", resident=True, idle=(*GROUPING, *_MOVING))
+@schedule(
+    "in-gpu",
+    meaning="all KV on the device",
+    resident=True,
+    unused_options=(*GROUPING_OPTIONS, *_TRANSFER_OPTIONS),
+)
 class InGpuSchedule(Schedule):
     """All KV on the device, in one group or in batches. It reads only the setting `max_batch`."""
 
     def plan(self, view: ScheduleView) -> Plan:
-        return batches(view, self.settings.max_batch)
+        return batched_plan(view, self.settings.max_batch)

@@ -1,9 +1,8 @@
-"""KV bytes along the paths of a round's beams: shared bytes, and the bytes that a group needs.
+"""Compute the KV bytes that beams share and that a group of beams needs; order KV for eviction.
 
-The module computes on a `KVDemand` and knows no device and no policy. All formulas rely on
-depth-first order: two beams share the minimum of what neighbouring beams between them share. So the
-union of a contiguous range of beams is a difference of two prefix sums. The module also defines the
-order in which KV is evicted.
+The input is a `KVDemand` (the KV segments of a round's beams); no device and no policy is involved.
+All formulas rely on depth-first order: two beams share the minimum of what neighbouring beams
+between them share. So the distinct bytes of consecutive beams are a difference of two prefix sums.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from beamwright.protocols import KVDemand
 
 
 class Forest:
-    """The bytes of a `KVDemand` by beam; the beams must be in depth-first order.
+    """KV bytes of a round per beam, from a `KVDemand` whose beams are in depth-first order.
 
     growth_bytes, capacity_bytes, copy_per_beam: the same as in the demand.
-    path_bytes: per beam, the bytes of the segments that the beam reads.
+    path_bytes: per beam, the bytes of all KV on its path.
     shared_bytes: per beam, the bytes that the beam shares with the previous beam; 0 for the first.
-    resident_path_bytes, resident_shared_bytes: the same two lists for resident segments only.
+    resident_path_bytes, resident_shared_bytes: the same two lists, counting only KV on the device.
     """
 
     def __init__(self, demand: KVDemand) -> None:
@@ -47,11 +46,14 @@ class Forest:
         return len(self.path_bytes)
 
     def beam_bytes(self, beam: int) -> int:
-        """Return the device bytes that `beam` needs as a group of its own, growth included."""
+        """Return the device bytes that `beam` needs alone, the KV of its step included."""
         return self.path_bytes[beam] + self.growth_bytes[beam]
 
-    def need(self, start: int, end: int) -> int:
-        """Return the device bytes that beams `start` to `end - 1` need, growth included. O(1)."""
+    def needed_bytes(self, start: int, end: int) -> int:
+        """Return the device bytes that beams `start` to `end - 1` need as one group, in O(1).
+
+        The KV that they write in their step is included.
+        """
         if start >= end:
             return 0
         first = 0 if self.copy_per_beam else self.shared_bytes[start]
@@ -59,9 +61,9 @@ class Forest:
 
 
 class Overlap:
-    """Bytes that each beam shares with the union of a growing set of beams.
+    """KV bytes that each beam shares with a group, updated while beams are added to the group.
 
-    overlap_bytes: per beam, the bytes of its path down to the deepest segment that the set reads.
+    overlap_bytes: per beam, the bytes of its longest prefix that a beam of the group also has.
     """
 
     def __init__(self, forest: Forest) -> None:
@@ -69,15 +71,15 @@ class Overlap:
         self.overlap_bytes = [0] * len(forest)
 
     def add(self, beam: int) -> list[int]:
-        """Add `beam` to the set, and return the beams with a grown overlap, `beam` first.
+        """Add `beam` to the group, and return the beams whose overlap has grown, `beam` first.
 
-        The walk goes outwards from `beam` in both directions. It stops at the first beam that
-        already shares at least as much with an earlier member. All beams farther out also share at
-        least as much with that member.
+        The walk goes from `beam` to lower and to higher numbers. In each direction it stops at the
+        first beam that shares at least as much with an earlier member of the group: all beams
+        beyond it also share at least as much with that member.
         """
         overlap, shared = self.overlap_bytes, self._forest.shared_bytes
         own = overlap[beam] = self._forest.path_bytes[beam]
-        grown = [beam]
+        changed = [beam]
         # Pairs of a beam and the bytes that it shares with its neighbour nearer to `beam`.
         after = ((other, shared[other]) for other in range(beam + 1, len(overlap)))
         before = ((other, shared[other + 1]) for other in range(beam - 1, -1, -1))
@@ -88,12 +90,12 @@ class Overlap:
                 if overlap[other] >= common:
                     break
                 overlap[other] = common
-                grown.append(other)
-        return grown
+                changed.append(other)
+        return changed
 
 
 def _cumulative(demand: KVDemand) -> tuple[list[int], list[int]]:
-    """Return, per segment, the bytes of the path down to the segment, and its resident bytes."""
+    """Return two lists per segment: bytes of the path down to it, and those on the device."""
     total: list[int] = []
     resident: list[int] = []
     add_total, add_resident = total.append, resident.append
@@ -110,7 +112,7 @@ def _cumulative(demand: KVDemand) -> tuple[list[int], list[int]]:
 
 
 def _shared_segments(demand: KVDemand) -> list[int | None]:
-    """Return, per beam, the deepest segment that the previous beam also reads; None for none."""
+    """Return per beam the deepest segment that it shares with the previous beam; None: none."""
     parents = demand.parent
     seen = bytearray(len(parents))
     shared: list[int | None] = []
@@ -132,20 +134,20 @@ def eviction_order(
     last_use: Mapping[K, int],
     stored: Collection[K] = (),
 ) -> list[K]:
-    """Return `candidates` in the order of eviction, the first to be evicted first.
+    """Return KV `candidates` in the order of eviction, the first to be evicted first.
 
-    Candidates without a next use in this round come first. Among them, candidates that the host
-    already stores come before candidates that would have to be written back, because many of the
-    latter are about to be pruned. Each kind is ordered by least recent use: the next round runs in
-    the opposite order, so it needs the most recently used KV first.
+    Candidates that no later group of this round uses come first. Among them, those that the host
+    already stores precede those that must be written back: many of the latter are about to be
+    pruned. Each kind is in least-recently-used order, because the next round runs in the opposite
+    order and needs the most recently used KV first.
 
-    Candidates with a next use follow, the farthest use first. Ties go to the least recently used
-    candidate, then to the given order.
+    Candidates that a later group uses follow, the farthest use first (Belady). Ties go to the least
+    recently used candidate, then to the given order.
 
     Args:
         next_use: number of groups until the next use (1: the next group); keys without a next use
             are absent.
-        last_use: tick of the last use, which grows over time; an absent key counts as the oldest.
+        last_use: time of the last use, as a growing counter; an absent key counts as the oldest.
         stored: candidates that the host already stores.
     """
     keys = list(candidates)

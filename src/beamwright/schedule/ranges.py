@@ -1,16 +1,18 @@
-"""Plan groups as contiguous ranges of the depth-first order.
+"""Planner `ranges`: cut the beams, in depth-first order, into groups that fit the device.
 
-The planner minimises three costs in this order. First the number of groups, because every group
-reads the weights again. Then the bytes that cross the link, given the resident KV. Then the size of
-the largest group, because smaller groups leave free memory to prefetch the next group.
+The planner minimises three costs, in this order:
 
-A sweep runs the groups from one end of the order to the other and loads every segment at most once
-(`Sweep`). A sweep may evict resident bytes in the middle of the order before their use. In that
-case the planner also tries other orders of the same groups that begin inside.
+1. the number of groups, because every group reads the weights again,
+2. the KV bytes loaded over the link, given the KV that is on the device,
+3. the size of the largest group, because free memory lets the next group be prefetched.
 
-Segments that exactly the same neighbouring groups use behave alike. So bytes are counted per class
-(first group, last group), not per segment. A class may be evicted in part; this differs from
-evicting whole segments by less than one segment per group.
+A sweep runs the groups from one end of the order to the other and loads every segment (the KV of
+one node) at most once (`Sweep`). But a sweep may evict KV in the middle of the order before its
+use. The planner then also tries other orders of the same groups that begin in the middle.
+
+Segments that the same groups use are treated alike. So bytes are counted per class (first group,
+last group), not per segment. The model may evict a class in part; this differs from evicting whole
+segments by less than one segment per group.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from beamwright.schedule.forest import Forest
 # Other orders are tried for at most this many groups: rating an order costs O(groups ** 3).
 _MOST_ROTATED_GROUPS = 6
 _ALL_ORDERS = 4  # every order is tried for at most this many groups
-# Other orders are tried if the sweeps evict more than this fraction of the union before its use.
+# Other orders are tried if the sweeps evict more than this fraction of all KV before its use.
 _TOLERATED_LOSS = 0.01
 
 # Groups in running order, and the bytes that they load, exact to one segment per group.
@@ -35,9 +37,9 @@ GroupOrder = tuple[list[range], int]
 def plan_ranges(
     forest: Forest, *, balance: bool = True, max_batch: int | None = None
 ) -> list[range]:
-    """Return ranges of beam numbers in running order. The forest must have at least one beam.
+    """Return the groups as ranges of beam numbers, in running order.
 
-    A beam larger than the capacity is a group of its own.
+    The forest must have at least one beam. A beam larger than the capacity is a group of its own.
 
     Args:
         balance: make groups even; False packs every group to capacity.
@@ -49,7 +51,7 @@ def plan_ranges(
     for backwards in (False, True):
         sweep = Sweep(forest, backwards=backwards, max_batch=max_batch)
         ends = sweep.group_ends(balance=balance)
-        candidates.append((sweep.ranges(ends), union - sweep.survivors(ends)))
+        candidates.append((sweep.ranges(ends), union - sweep.surviving_bytes(ends)))
     num_groups = len(candidates[0][0])
     loss = min(loaded for _, loaded in candidates) - (union - resident)
     if 2 <= num_groups <= _MOST_ROTATED_GROUPS and loss > _TOLERATED_LOSS * union:
@@ -62,14 +64,17 @@ def plan_ranges(
 
     def cost(candidate: GroupOrder) -> tuple[int, int]:
         groups, loaded = candidate
-        return loaded, max(forest.need(group.start, group.stop) for group in groups)
+        return loaded, max(forest.needed_bytes(group.start, group.stop) for group in groups)
 
     return min(candidates, key=cost)[0]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Total and resident bytes of the segments that exactly the groups `first` to `last` use."""
+    """A class of KV: the bytes that exactly the groups `first` to `last` use.
+
+    resident_bytes: those of `total_bytes` that are on the device before the round.
+    """
 
     first: int
     last: int
@@ -78,7 +83,7 @@ class Shared:
 
 
 def inner_orders(num_groups: int) -> list[tuple[int, ...]]:
-    """Return the orders of groups to try.
+    """Return the orders of groups to try, as permutations of their numbers.
 
     For few groups these are all orders. Otherwise an order starts at any group, continues to one
     end, and then runs the remaining groups in either direction.
@@ -95,7 +100,7 @@ def inner_orders(num_groups: int) -> list[tuple[int, ...]]:
 
 
 def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
-    """Return the classes of shared segments of groups that are adjacent in depth-first order."""
+    """Return the KV of `ranges`, divided into classes by the groups that use it."""
     totals = _covered_bytes(ranges, forest.path_bytes, forest.shared_bytes)
     residents = _covered_bytes(ranges, forest.resident_path_bytes, forest.resident_shared_bytes)
     num_groups = len(ranges)
@@ -111,7 +116,10 @@ def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
 def estimated_loads(
     forest: Forest, ranges: Sequence[range], classes: Sequence[Shared], order: Sequence[int]
 ) -> int:
-    """Estimate the bytes that are loaded over the link if the groups run in `order`."""
+    """Return the estimated KV bytes loaded over the link if the groups run in `order`.
+
+    Free memory keeps the KV that is needed soonest.
+    """
     held = [shared.resident_bytes for shared in classes]
     uses = [[n for n, g in enumerate(order) if c.first <= g <= c.last] for c in classes]
     loaded = 0
@@ -125,7 +133,7 @@ def estimated_loads(
             elif uses[key]:
                 waiting.append((uses[key][0], key))
         where = ranges[group]
-        room = max(0, forest.capacity_bytes - forest.need(where.start, where.stop))
+        room = max(0, forest.capacity_bytes - forest.needed_bytes(where.start, where.stop))
         for _, key in sorted(waiting):
             held[key] = min(held[key], room)
             room -= held[key]
@@ -136,10 +144,10 @@ Covers = dict[tuple[int, int], int]
 
 
 def _covered_bytes(ranges: Sequence[range], paths: Sequence[int], shared: Sequence[int]) -> Covers:
-    """Return, per pair (i, j), the bytes of the segments that all groups from i to j use.
+    """Return for each pair (i, j) the KV bytes that all groups from i to j use.
 
-    For i == j this is the union of the group. Otherwise it is the minimum that neighbouring beams
-    share between the last beam of group i and the first beam of group j.
+    For i == j these are the distinct bytes of the group. Otherwise they are the minimum that
+    neighbouring beams share, from the last beam of group i to the first beam of group j.
 
     Args:
         paths: path bytes per beam.
@@ -174,19 +182,19 @@ _STEPS = 1 << 10  # bisection finds limits to within 1 / _STEPS of the largest l
 
 
 class Sweep:
-    """A run over all beams, forwards or backwards along the depth-first order.
+    """A run over all beams in depth-first order, forwards or backwards, cut into groups.
 
-    In a sweep, consecutive groups use a segment, so it crosses the link at most once. Where the
-    order is cut into groups only decides how many resident bytes survive until their first use.
-    With prefix sums in the running direction,
+    Only consecutive groups share a segment, so each segment is loaded at most once. The cuts decide
+    only how many bytes on the device survive until their first use. With prefix sums in the running
+    direction,
 
         need(start, end) = until[end] - offset[start]
         survivors        = min over groups of (resident[end] + capacity - need)
 
     because a group leaves `capacity - need` bytes to KV that waits for a later group, and KV with
-    the nearest first use is evicted last. Both limits are monotone in start and end. So the largest
-    possible group is optimal under any limits, and bisection finds the limits. The result is the
-    exact optimum without a table over all ranges.
+    the nearest first use is evicted last. Both are monotone in start and end. So under any limits
+    on them the largest possible group is optimal, and bisection finds the best limits. This gives
+    the exact optimum without a table over all ranges.
 
     Positions count beams in the running direction. An end is the position after the last beam of a
     group.
@@ -214,9 +222,9 @@ class Sweep:
     # --- limits ------------------------------------------------------------------------------
 
     def group_ends(self, *, balance: bool) -> list[int]:
-        """Return the ends of the fewest groups.
+        """Return the ends of the fewest groups that fit the device.
 
-        With `balance`, the groups also load the fewest bytes, and then have even needs.
+        With `balance`, they also load the fewest bytes and are as even as possible.
         """
         ends = self._ends_within(self._capacity, 0, self._size)
         assert ends is not None, "without limits every beam finds a group"
@@ -229,8 +237,11 @@ class Sweep:
         spare = _largest(bound, step, lambda spare: self._ends_within(bound - spare, keep, most))
         return self._even_ends(bound - spare, keep, most)
 
-    def survivors(self, ends: list[int]) -> int:
-        """Return the resident bytes that survive until their first use, exact to one segment."""
+    def surviving_bytes(self, ends: list[int]) -> int:
+        """Return how many bytes on the device are not evicted before their first use.
+
+        ends: the ends of the groups. The result is exact to one segment per group.
+        """
         kept = self._resident[-1]
         start = 0
         for end in ends:
@@ -240,7 +251,7 @@ class Sweep:
         return kept
 
     def ranges(self, ends: list[int]) -> list[range]:
-        """Return the groups as ranges of beam numbers in running order."""
+        """Convert the ends of groups to ranges of beam numbers, in running order."""
         pairs = list(zip([0, *ends[:-1]], ends, strict=True))
         if self._backwards:
             return [range(self._size - end, self._size - start) for start, end in pairs]
@@ -249,9 +260,10 @@ class Sweep:
     # --- ends --------------------------------------------------------------------------------
 
     def _ends_within(self, largest: int, keep: int, most: int) -> list[int] | None:
-        """Return the ends of at most `most` groups, or None if the limits allow no such groups.
+        """Return the ends of at most `most` groups within the limits; None if there are none.
 
-        Each group needs at most `largest` bytes, and at least `keep` resident bytes survive.
+        The limits: a group needs at most `largest` bytes, and at least `keep` bytes on the device
+        survive until their first use.
         """
         ends: list[int] = []
         start = 0
@@ -264,7 +276,7 @@ class Sweep:
         return ends
 
     def _last_end(self, start: int, largest: int, keep: int) -> int:
-        """Return the last possible end of a group from `start`, or `start` if none exists."""
+        """Return the last end of a group from `start` within the limits; `start` if none exists."""
         offset = self._offset[start]
         end = min(
             bisect_right(self._until, offset + largest) - 1,
@@ -277,7 +289,7 @@ class Sweep:
         return start + 1 if too_large and self._resident[start + 1] >= keep else start
 
     def _first_start(self, end: int, largest: int, keep: int) -> int:
-        """Return the first possible start of a group that ends at `end`; one must exist."""
+        """Return the first start of a group with end `end` within the limits; one must exist."""
         offset, until = self._offset, self._until[end]
         start = max(
             bisect_left(offset, until - largest, 0, end),
@@ -287,7 +299,7 @@ class Sweep:
         return min(start, end - 1)
 
     def _even_ends(self, largest: int, keep: int, num_groups: int) -> list[int]:
-        """Return the ends of groups with even needs within the limits.
+        """Return the ends of `num_groups` groups within the limits, as even as possible.
 
         Smaller groups come first, because they leave free memory to prefetch the next group.
         """
@@ -308,7 +320,7 @@ class Sweep:
 
 
 def _minus(values: list[int], others: list[int]) -> list[int]:
-    """Return `values` minus `others` by element; values past the end of `others` are unchanged."""
+    """Return `values` minus `others` element by element; `others` may be shorter (missing: 0)."""
     return [*map(int.__sub__, values, others), *values[len(others) :]]
 
 

@@ -88,7 +88,7 @@ class StrategyRow(TableRow):
     # finishes more or fewer than n.
     finals: Callable[[Sequence[Node], int], list[Node]] | None = None
 
-    def policy(self, settings: SearchSettings) -> SearchPolicy:
+    def make_policy(self, settings: SearchSettings) -> SearchPolicy:
         """Return the strategy, with its options taken from `settings`.
 
         Raises:
@@ -123,7 +123,7 @@ def make_strategy(settings: SearchSettings) -> SearchPolicy:
         InputError: for an unknown name, an option of another strategy, or settings that the
             strategy cannot use.
     """
-    return strategy_row(settings).policy(settings)
+    return strategy_row(settings).make_policy(settings)
 
 
 def strategy_row(settings: SearchSettings) -> StrategyRow:

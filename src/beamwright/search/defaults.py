@@ -43,7 +43,7 @@ def with_defaults(
     search, step = settings.search, settings.step
     filled: dict[str, Any] = {"choose": search.choose or row.choose}
     if not own_strategy:
-        policy = row.policy(search)
+        policy = row.make_policy(search)
         filled |= {name: getattr(policy, name) for name in row.options if hasattr(policy, name)}
     search = search.model_copy(update=filled)
     if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:

@@ -169,7 +169,7 @@ class Machinery:
         self.plan = plan = self._plan(None if attend else backend, tails_apart=tails_apart)
         settings = settled.with_most_rows(named, method, self.sizes[0], plan.generator_kv_bytes)
         self.settings, schedule = settings, settings.schedule
-        self.schedule = schedule_row(schedule).policy(schedule)
+        self.schedule = schedule_row(schedule).make_policy(schedule)
         self.rule = sparse_rule(settings.sparse)
         if method.has_tier:
             self.tiers = self._host_tiers()

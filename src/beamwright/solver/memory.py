@@ -21,9 +21,9 @@ from beamwright.plan.costs import (
     CHUNK_TOKENS,
     ModelCosts,
     Storage,
+    attention_partial_bytes,
     group_blocks,
-    partial_bytes,
-    product_scratch_bytes,
+    matmul_scratch_bytes,
     weight_bytes,
 )
 from beamwright.sections import KVDtype, MemorySettings
@@ -128,7 +128,9 @@ class ModelBytes:
     def partials(self, num_rows: int) -> int:
         """Return the bytes of partial results that attention kernels keep for `num_rows` rows."""
         groups = self.shape.kv_groups
-        return num_rows * sum(partial_bytes(self.shape.heads, group.head_dim) for group in groups)
+        return num_rows * sum(
+            attention_partial_bytes(self.shape.heads, group.head_dim) for group in groups
+        )
 
     def activations(self, num_rows: int) -> int:
         """Return the estimated working memory of `num_rows` rows.
@@ -137,7 +139,7 @@ class ModelBytes:
         """
         shape = self.shape
         decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
-        scratch = product_scratch_bytes(shape, self.storage)
+        scratch = matmul_scratch_bytes(shape, self.storage)
         prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
         # the prefill of a round's steps, and their hidden states for the score head
         if self.scores:

@@ -27,7 +27,7 @@ from beamwright.registry import Table, flag_of
 from beamwright.saved.checkpoint import OBJECT_PREFIX, CheckpointWriter, tree_settings
 from beamwright.saved.identity import identity_of
 from beamwright.schedule import ScheduleRow, schedule_row
-from beamwright.schedule.declare import GROUPING
+from beamwright.schedule.declare import GROUPING_OPTIONS
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import Reduction, SearchSettings, Section, SparseSettings, StopSettings
@@ -62,8 +62,8 @@ Mark = tuple[float, Mapping[str, Counters]]
 
 # Options about the generator's KV and computation, without effect if it is remote.
 _NOT_REMOTE = (
-    "weights", "top_logprobs", "split", "schedule", *GROUPING, "inter_beam", "prefetch", "reuse",
-    "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
+    "weights", "top_logprobs", "split", "schedule", *GROUPING_OPTIONS, "inter_beam", "prefetch",
+    "reuse", "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
     "graphs", "sparse", "drafts",
 )  # fmt: skip
 
@@ -265,7 +265,7 @@ def check_options_used(settings: Settings, parts: UserParts) -> None:
         InputError: for an option without an effect, or an unknown schedule.
     """
     row = schedule_row(settings.schedule)
-    row.policy(settings.schedule)
+    row.make_policy(settings.schedule)
     given = {
         name: value
         for section, fields in section_fields().items()
@@ -284,7 +284,7 @@ def _unused_options(
     settings: Settings, parts: UserParts, row: ScheduleRow
 ) -> dict[str, tuple[str, ...]]:
     """Return the options that have no effect, by the reason."""
-    model, ignored = settings.model, row.idle
+    model, ignored = settings.model, row.unused_options
     # with a host home, no schedule keeps KV on the device
     if settings.sparse.sparse_home == "host":
         ignored = ()

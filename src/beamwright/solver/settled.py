@@ -22,14 +22,14 @@ from beamwright.plan.fits import Scorer
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
-    captured,
     card_of_device,
     card_profile,
+    cpu_profile,
     find_profile,
-    over_link,
-    processor,
+    with_cuda_graphs,
+    with_link_bandwidth,
 )
-from beamwright.plan.sparse import Choice, choose_sparse
+from beamwright.plan.sparse import SparseChoice, choose_sparse
 from beamwright.plan.workload import Workload
 from beamwright.schedule import schedule_row
 from beamwright.sections import SparseSettings
@@ -50,7 +50,9 @@ def with_schedule(settings: Settings) -> Settings:
     if schedule.schedule == "auto":
         name = "locality" if kv_method(settings).make_store is None else "in-gpu"
         schedule = schedule.model_copy(update={"schedule": name})
-    return settings.model_copy(update={"schedule": schedule_row(schedule).settled(schedule)})
+    return settings.model_copy(
+        update={"schedule": schedule_row(schedule).with_fixed_settings(schedule)}
+    )
 
 
 def kv_method(settings: Settings) -> KVMethod:
@@ -102,8 +104,8 @@ def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
         card = card_of_device(device_facts.name, device_facts.total_memory)
         profile = find_profile(DEFAULT_PROFILE) if card is None else card_profile(card)
         profile = replace(profile, device_memory_bytes=device_facts.total_memory)
-        return captured(profile) if graphs else profile
-    return processor()
+        return with_cuda_graphs(profile) if graphs else profile
+    return cpu_profile()
 
 
 # --- sparse decoding --------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def with_sparse(
     known = {"sparse": "exact", "sparse_home": "host"} | ({"sparse_from": 0} if usual else {})
     hosted = settings.model_copy(update={"sparse": sparse.model_copy(update=known)})
     full, plain = (
-        Roofline(generator.costs, over_link(profile, schedule.link_bandwidth))
+        Roofline(generator.costs, with_link_bandwidth(profile, schedule.link_bandwidth))
         for profile in (machine_profile(settings.model.device, graphs=on) for on in (True, False))
     )
     scorer, kv_bytes = None, plan.generator_kv_bytes
@@ -149,10 +151,10 @@ def with_sparse(
         tokens = max(1, min(longest, most, settings.step.max_tokens or longest))
         width = search.width if search.n % search.width == 0 else 1
         workload = Workload(search.n, width, _PROMPT_TOKENS, tokens, step_tokens)
-        here = full, plain, processor(), kv_bytes
+        here = full, plain, cpu_profile(), kv_bytes
         choice = choose_sparse(workload, *here, sparse.select, scorer)
     except InputError as error:
-        choice = Choice("off", str(error))
+        choice = SparseChoice("off", str(error))
     if choice.method == "off":
         sparse = sparse.model_copy(update={"sparse": "off"})
         return settings.model_copy(update={"sparse": sparse}), choice.why

@@ -14,7 +14,7 @@ from beamwright.tree.node import (
     TopTokens,
     Turn,
     by_root,
-    on_paths,
+    nodes_on_paths,
 )
 from beamwright.tree.parting import Parting, find_parting, first_differing_round, round_digests
 from beamwright.tree.search_tree import (
@@ -28,6 +28,6 @@ from beamwright.tree.search_tree import (
 __all__ = [
     "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
     "RawPrompt", "SearchTree", "Sees", "StopReason", "TopTokens", "Turn", "by_root",
-    "find_parting", "first_differing_round", "make_child", "make_given_path", "on_paths",
+    "find_parting", "first_differing_round", "make_child", "make_given_path", "nodes_on_paths",
     "repeated_tokens", "round_digests", "tree_hash",
 ]  # fmt: skip

@@ -255,7 +255,7 @@ class Node:
         return f"Node({'.'.join(map(str, self.lineage))}, {self.state}, {len(self.token_ids)} tok)"
 
 
-def on_paths(leaves: Iterable[Node]) -> set[Node]:
+def nodes_on_paths(leaves: Iterable[Node]) -> set[Node]:
     """Return all nodes on the paths from the roots to `leaves`, each once."""
     nodes: set[Node] = set()
     for leaf in leaves:

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn, on_paths
+from beamwright.tree.node import (
+    Lineage,
+    Node,
+    NodeState,
+    StopReason,
+    TopTokens,
+    Turn,
+    nodes_on_paths,
+)
 
 T = TypeVar("T")
 _lineage = attrgetter("lineage")
@@ -204,7 +212,7 @@ class SearchTree:
 
     def release_dead(self) -> list[Node]:
         """Return the nodes with KV that cannot be needed again, leaves first, each only once."""
-        dead = self.held - on_paths(self._live())
+        dead = self.held - nodes_on_paths(self._live())
         self.held -= dead
         self._leaves = [
             node

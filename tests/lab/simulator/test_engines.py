@@ -4,7 +4,7 @@ import pytest
 
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.plan.machines import captured
+from beamwright.plan.machines import with_cuda_graphs
 from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
 from beamwright_lab.simulator.engines import ENGINES, FAIR, EngineCase, simulate_engine
 from beamwright_lab.simulator.run import simulate
@@ -76,7 +76,7 @@ def test_drafts_spare_passes_where_weights_are_the_limit_and_not_where_arithmeti
 
 
 def test_a_replayed_graph_has_shorter_launches_and_the_same_passes():
-    fast = RooflineCosts(Roofline(MODEL, captured(CARD)), Layout.TREE)
-    eager, replayed = (c.decode_ops_per_layer * c.launch_s for c in (CARD, captured(CARD)))
+    fast = RooflineCosts(Roofline(MODEL, with_cuda_graphs(CARD)), Layout.TREE)
+    eager, replayed = (c.decode_ops_per_layer * c.launch_s for c in (CARD, with_cuda_graphs(CARD)))
     spared = 16 * MODEL.num_layers * (eager - replayed)
     assert seconds(PLAIN, 8) - seconds(fast, 8) == pytest.approx(spared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from beamwright.schedule import schedule, schedule_row
-from beamwright.schedule.declare import GROUPING, InGpuSchedule
+from beamwright.schedule.declare import GROUPING_OPTIONS, InGpuSchedule
 from beamwright.sections import ScheduleSettings
 
 
@@ -26,7 +26,7 @@ def _kv_method() -> Any:
     kv_method=_kv_method,
     # Rows begin together, and no others are decoded beside them.
     fixed={"batching": "grouped", "speculation": "off"},
-    idle=GROUPING,
+    unused_options=GROUPING_OPTIONS,
 )
 class LayerwiseSchedule(InGpuSchedule):
     """The baseline's groups; the attention backend streams."""
