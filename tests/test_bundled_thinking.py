@@ -9,7 +9,7 @@ import beamwright
 from beamwright.config import Settings
 from beamwright.models.hub import resolve_folder
 from beamwright.models.tokenizer import TextCodec
-from beamwright.search.defaults import resolved
+from beamwright.search.defaults import with_strategy_and_verifier
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 FOLDER = BUNDLED / "thinking"
@@ -24,7 +24,7 @@ def codec():
 
 def test_it_goes_by_its_name_and_has_no_verifier_by_default():
     assert resolve_folder("bundled:thinking", "generator") == FOLDER
-    found = resolved(Settings.build(model="bundled:thinking"))
+    found = with_strategy_and_verifier(Settings.build(model="bundled:thinking"))
     assert (found.search.search, found.model.verifier) == ("majority", "none")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from beamwright.cli import main
 from beamwright.config import Settings
-from beamwright.declare import VERIFIERS, load_all, load_plugin, verifier
+from beamwright.declare import VERIFIERS, load_plugin, load_plugins, verifier
 from beamwright.errors import InputError
 from beamwright.registry import option
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
@@ -290,7 +290,7 @@ def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
         z_broken="raise ValueError('a\\nb')",
     )
     assert "packaged" not in VERIFIERS
-    assert load_all() == [
+    assert load_plugins() == [
         "plugin a_broken-plugin (a_broken): ModuleNotFoundError: No module named 'nowhere_at_all'",
         "plugin b_broken-plugin (b_broken): SystemExit: 7",
         "plugin z_broken-plugin (z_broken): ValueError: a b",

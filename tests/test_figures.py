@@ -7,14 +7,14 @@ import pytest
 import yaml
 
 from beamwright.config import section_fields
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright_lab import publish
 from beamwright_lab.claims import NONE
 
 ROOT = Path(__file__).parent.parent
 NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|arXiv [\d.]+", re.DOTALL)
 FIGURE = re.compile(r"\d+\.\d+|\d+(?:,\d{3})+|\d+(?:x\b| %)")
-_TABLE = read_beside(__file__)
+_TABLE = read_toml_beside(__file__)
 COMMON, OWN = set(_TABLE["common"]), _TABLE["own"]
 FLAGS = {f"--{name.replace('_', '-')}" for part in section_fields().values() for name in part}
 FLAGS |= {"--plugin"}

@@ -7,12 +7,12 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import beamwright
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 
 SRC = Path(beamwright.__file__).parent
 PARSED = {path: ast.parse(path.read_text()) for path in sorted(SRC.rglob("*.py"))}
 
-LEVELS = [level.split() for level in read_beside(__file__)["levels"]]
+LEVELS = [level.split() for level in read_toml_beside(__file__)["levels"]]
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 POLICIES = ("plan", "search", "schedule", "tree", *LEVELS[0])
 

@@ -12,18 +12,18 @@ import pytest
 from beamwright.config import Settings, load_recipe
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
-from beamwright.io import MOST_BYTES, read_regular, read_yaml, write_whole
+from beamwright.io import MOST_BYTES, read_regular, read_yaml, write_atomically
 from beamwright.verify.family import load_spec
 
 
 def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
     """A new file is its user's alone, an old one stays whose it was, a link goes on pointing."""
     file, link = tmp_path / "page.html", tmp_path / "link"
-    write_whole(file, "old")
+    write_atomically(file, "old")
     assert sys.platform == "win32" or file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o644)
     link.symlink_to("page.html")
-    write_whole(link, "new")
+    write_atomically(link, "new")
     assert link.is_symlink()
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o644)
     assert sorted(tmp_path.iterdir()) == [link, file]
@@ -35,7 +35,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     found = []
     reader = threading.Thread(target=lambda: found.append(path.read_text()))
     reader.start()
-    write_whole(path, "through")
+    write_atomically(path, "through")
     reader.join(timeout=10)
     assert found == ["through"]
     assert path.is_fifo()
@@ -45,7 +45,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
 def test_a_file_that_cannot_be_written_is_an_input_error(tmp_path, name):
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(InputError, match="cannot be written") as caught:
-        write_whole(tmp_path / name, "text")
+        write_atomically(tmp_path / name, "text")
     assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.parent.glob("*.partial"))
@@ -53,14 +53,14 @@ def test_a_file_that_cannot_be_written_is_an_input_error(tmp_path, name):
 
 def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "page.html"
-    write_whole(path, "old")
+    write_atomically(path, "old")
 
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match=r"--tree .*page.html: cannot be written \(No space"):
-        write_whole(path, "new", option="--tree ")
+        write_atomically(path, "new", option="--tree ")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -70,7 +70,7 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
 
     def write(letter):
         for _ in range(40):
-            write_whole(path, letter * 5000)
+            write_atomically(path, letter * 5000)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, "abcd"))
@@ -190,4 +190,4 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for_without_end(tmp_path, monkey
     os.mkfifo(pipe := tmp_path / "pipe")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(InputError, match="nobody reads this pipe"):
-        write_whole(pipe, "text")
+        write_atomically(pipe, "text")

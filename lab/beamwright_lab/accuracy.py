@@ -23,13 +23,13 @@ from beamwright.evaluate.metrics import Record, estimate_mean, wilson_interval
 from beamwright.evaluate.problems import load_problems
 from beamwright.models.hub import resolve_folder
 from beamwright.search.choose import choose
-from beamwright.sections import Choice
+from beamwright.sections import AnswerChoice
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import RESULTS, fingerprint, finish, say, table
 from beamwright_lab.evaluated import records_of
 
 _COLUMNS = ("generator", "method", "n", "accuracy", "95 % interval", "tokens / problem")
-_VOTES: Mapping[str, Choice] = {
+_VOTES: Mapping[str, AnswerChoice] = {
     "majority": "majority",
     "weighted vote": "weighted",
     "best-of-n": "best",
@@ -157,7 +157,7 @@ def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
     return found or [Sample(None, None, False, False, 0)]  # a problem that failed
 
 
-def chosen(samples: Sequence[Sample], how: Choice) -> float:
+def chosen(samples: Sequence[Sample], how: AnswerChoice) -> float:
     """Whether the answer chosen among them is right."""
     answers = [each.answer for each in samples]
     scores = [each.score for each in samples]

@@ -109,7 +109,7 @@ class Counters:
         return self.needed_tokens - missed
 
 
-def figure(counter: str, *, per: str | None = None, unless: str | None = None) -> Any:
+def counter_field(counter: str, *, per: str | None = None, unless: str | None = None) -> Any:
     """Declare a field of a `CounterView` that is computed from a counter with another name.
 
     per: the counter to divide by; None to divide by nothing.
@@ -122,7 +122,7 @@ def figure(counter: str, *, per: str | None = None, unless: str | None = None) -
 class CounterView:
     """Figures for people and JSON, computed from the counts between two moments.
 
-    A field is the counter with its name, or what `figure` declares, or a value passed to `of`.
+    A field is the counter with its name, what `counter_field` declares, or a value passed to `of`.
     """
 
     @classmethod
@@ -137,12 +137,12 @@ class CounterView:
             counter, per, unless = map(each.metadata.get, ("counter", "per", "unless"))
             value = getattr(counted, counter or each.name)
             if per is not None:
-                value = share_of(value, getattr(counted, per))
+                value = ratio_or_none(value, getattr(counted, per))
             own[each.name] = None if unless and getattr(counted, unless) else value
         return cls(**own)
 
 
-def share_of(total: float, num: int) -> float | None:
+def ratio_or_none(total: float, num: int) -> float | None:
     """Return `total` divided by `num`, a mean or a share; None if `num` is 0."""
     return total / num if num else None
 

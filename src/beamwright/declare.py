@@ -145,7 +145,7 @@ def _source_of(make: Callable[..., Any]) -> str | None:
 
 # --- plugins ---------------------------------------------------------------------------------
 
-GROUP = "beamwright.plugins"
+ENTRY_POINT_GROUP = "beamwright.plugins"
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
@@ -172,14 +172,16 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise InputError(f"--plugin {path}: it raised {error_line(error)}") from error
 
 
-def load_all(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
+def load_plugins(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
     """Load installed plugins and then `files`, and return one line per failed installed plugin.
 
     Raises:
         InputError: if one of the files fails, see `load_plugin`.
     """
     failed = []
-    for point in sorted(installed_entry_points(GROUP), key=lambda point: (point.name, point.value)):
+    for point in sorted(
+        installed_entry_points(ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value)
+    ):
         try:
             point.load()
         except KeyboardInterrupt:

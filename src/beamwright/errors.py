@@ -54,10 +54,10 @@ class BeamwrightError(Exception):
         The partial solution is left out: it is large and stays in the process that has the tree.
         """
         facts = {name: value for name, value in vars(self).items() if name != "partial"}
-        return _again, (type(self), self.args, facts)
+        return _rebuild_error, (type(self), self.args, facts)
 
 
-def _again(
+def _rebuild_error(
     kind: type[BeamwrightError], args: tuple[Any, ...], facts: dict[str, Any]
 ) -> BeamwrightError:
     error = kind.__new__(kind)

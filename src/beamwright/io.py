@@ -93,7 +93,7 @@ def read_text(path: Path, option: str = "") -> str:
         raise InputError(f"{option}{path}: not UTF-8 text") from error
 
 
-def read_object(path: Path, what: str = "a JSON object", option: str = "") -> dict[str, Any]:
+def read_json_object(path: Path, what: str = "a JSON object", option: str = "") -> dict[str, Any]:
     """Return the JSON object that a file contains.
 
     what: a name for the content in error messages.
@@ -111,7 +111,7 @@ def read_object(path: Path, what: str = "a JSON object", option: str = "") -> di
     return content
 
 
-def describe_fault(error: ValidationError) -> str:
+def describe_validation_error(error: ValidationError) -> str:
     """Return pydantic's first error with its place: `nodes.1.tokens: ..., got 0`."""
     fault = error.errors()[0]
     what = f"{'.'.join(map(str, fault['loc'])):.80}: {fault['msg']}"
@@ -124,7 +124,7 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write_whole(path: Path, content: str | bytes, option: str = "") -> None:
+def write_atomically(path: Path, content: str | bytes, option: str = "") -> None:
     """Replace a file as a whole. The content is on the disk when this returns. Text must be ASCII.
 
     Until then, a regular file keeps its old content. The new file keeps the old permissions; a file
@@ -240,7 +240,7 @@ def nonfinite_as_null(value: Any) -> Any:
 
 
 @cache
-def read_beside(module: str) -> dict[str, Any]:
+def read_toml_beside(module: str) -> dict[str, Any]:
     """Return the TOML table that lies next to a module and has its name.
 
     module: the module's `__file__`.

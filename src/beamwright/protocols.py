@@ -143,14 +143,14 @@ class StepWriter(Protocol):
         """
         return
 
-    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+    def start_from_sibling(self, node: Node, begun: Node, share: float) -> None:
         """Start the step of `node` with the first `share` of the tokens of its sibling `begun`.
 
         Only `--speculation truncate` uses this (FlashTTS).
         """
         return
 
-    def forget_unseen(self, tree: SearchTree) -> None:
+    def free_outside_window(self, tree: SearchTree) -> None:
         """Free the KV of `tree` that lies outside the attention windows of all its future rows."""
         return
 
@@ -185,7 +185,7 @@ class Traits:
     reads_states: bool = False
     # Verifier: it must receive every step of a path, so `--verify-every` must be 1.
     answers_each_step: bool = False
-    # Verifier: the part of a reply that it scores: "answer", "thought" or "both" (`Node.seen`).
+    # Verifier: the part of a reply that it scores: "answer", "thought" or "both".
     sees: Sees = "answer"
     # Strategy with `prospects`: scores that arrive before the end of the round improve its
     # prospects.

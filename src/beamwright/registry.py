@@ -85,7 +85,7 @@ R = TypeVar("R", bound=TableRow)
 _TABLES: list[Table[Any]] = []
 
 
-OF_LAB = "comes with the lab: pip install -e lab"
+LAB_HINT = "comes with the lab: pip install -e lab"
 
 
 class Table(dict[str, R]):
@@ -96,7 +96,7 @@ class Table(dict[str, R]):
     needs: methods that a declared class must have.
     calls: True if a plain function can be declared, too.
     taken: names with a built-in meaning, which cannot be declared.
-    of_lab: names that the lab declares if it is installed.
+    lab_names: names that the lab declares if it is installed.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Table(dict[str, R]):
         *needs: str,
         calls: bool = False,
         taken: Sequence[str] = (),
-        of_lab: Sequence[str] = (),
+        lab_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.section, self.flag, self.taken, self.of_lab = section, flag, taken, of_lab
+        self.section, self.flag, self.taken, self.lab_names = section, flag, taken, lab_names
         self.needs, self.calls = needs, calls
         _TABLES.append(self)
 
@@ -140,8 +140,8 @@ class Table(dict[str, R]):
         """
         if name in self:
             return self[name]
-        if name in self.of_lab:
-            raise InputError(f"{self.flag} {name}: {OF_LAB}")
+        if name in self.lab_names:
+            raise InputError(f"{self.flag} {name}: {LAB_HINT}")
         if not self:
             raise InputError(f"{self.flag} {name!r}: none is declared; a --plugin declares some")
         hint = did_you_mean(name, self)
@@ -184,7 +184,7 @@ def rows_for_flag(flag: str) -> list[TableRow]:
     return [row for table in _TABLES if table.flag == flag for row in table.values()]
 
 
-def declared_rows(name: str) -> list[TableRow]:
+def rows_with_option(name: str) -> list[TableRow]:
     """Return all rows, in all tables, that have an option with this name."""
     return [row for table in _TABLES for row in table.owners(name)]
 

@@ -32,7 +32,7 @@ Speculation = Literal["off", "exact", "truncate", "auto"]
 
 # How a path's score follows from the scores of its steps, and how the answer is chosen.
 Reduction = Literal["last", "min", "prod", "mean"]
-Choice = Literal["best", "majority", "weighted"]
+AnswerChoice = Literal["best", "majority", "weighted"]
 
 Weights = Literal["auto", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -251,7 +251,9 @@ class SearchSettings(OpenSection):
         ge=1,
         metavar="STEPS",
     )
-    choose: Choice | None = option(None, "How the answer is chosen (default: the strategy's).")
+    choose: AnswerChoice | None = option(
+        None, "How the answer is chosen (default: the strategy's)."
+    )
     answers: str = option(
         "math",
         "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",

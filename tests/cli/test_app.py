@@ -9,7 +9,7 @@ import pytest
 
 import beamwright
 from beamwright.cli import main
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 
 
 def flags_in(text):
@@ -40,7 +40,7 @@ def test_a_shell_completes_commands_and_options(capsys, monkeypatch, typed, offe
     assert set(capsys.readouterr().out.split()) == offered
 
 
-TABLES = read_beside(__file__)
+TABLES = read_toml_beside(__file__)
 UNWANTED = TABLES["not_imported"]
 
 

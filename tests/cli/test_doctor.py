@@ -3,12 +3,12 @@ from functools import partial
 import pytest
 
 from beamwright import __version__
-from beamwright.checks.machine import measure_profile, products_used
+from beamwright.checks.machine import matmul_libraries, measure_profile
 from beamwright.plan.machines import HardwareProfile, default_cache_file, find_profile
 
 
 def test_products_of_this_machine(monkeypatch):
-    found = products_used()
+    found = matmul_libraries()
     assert list(found) == ["float32", "bfloat16", "int8", "int4", "gguf", "least_rows"]
     assert found["least_rows"] in (1, 2, 8)
     assert found["int8"] == found["int4"] == found["gguf"]
@@ -16,7 +16,7 @@ def test_products_of_this_machine(monkeypatch):
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
     monkeypatch.setattr("beamwright.checks.machine.instructions", lambda: None)
     monkeypatch.setattr("beamwright.checks.machine.batches_are_exact", lambda *_: False)
-    found = products_used()
+    found = matmul_libraries()
     assert found["bfloat16"].endswith("(amx_bf16)")
     assert "(" not in found["float32"]
     assert found["int8"].startswith("turned back into floating point")

@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 
-REFUSED = read_beside(__file__)
+REFUSED = read_toml_beside(__file__)
 ROWS = [(f"{command} {rest}", said) for command, rows in REFUSED.items() for rest, said in rows]
 
 

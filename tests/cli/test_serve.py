@@ -14,7 +14,7 @@ import httpx
 
 import beamwright
 from beamwright.cli.serve import _called, share_of_a_key
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.sections import ModelSettings
 
 
@@ -23,7 +23,7 @@ def run(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(("model", "there", "name"), read_beside(__file__)["called"])
+@pytest.mark.parametrize(("model", "there", "name"), read_toml_beside(__file__)["called"])
 def test_what_a_model_is_called(model, there, name):
     remote = SimpleNamespace(name=there) if there else None
     assert _called(ModelSettings(model=model), SimpleNamespace(remote=remote)) == name

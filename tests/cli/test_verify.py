@@ -9,7 +9,7 @@ from operator import getitem
 import pytest
 
 from beamwright import Solver
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.models.hub import BUNDLED
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.tree import RawPrompt, round_digests, tree_hash
@@ -18,7 +18,7 @@ from served import Served
 PROBLEM = "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
 SMALL = ("--n", "4", "--width", "2", "--dtype", "float64")
 ELSEWHERE = ("--schedule", "locality", "--kv-memory", "900KiB", "--max-batch", "3")
-CHANGES = read_beside(__file__)
+CHANGES = read_toml_beside(__file__)
 
 
 def put(content, place, value):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from beamwright import Solver
-from beamwright.cluster.mirror import Changes, Mirror
+from beamwright.cluster.mirror import Mirror, TreeChanges
 from beamwright.page.runs import PageTree
 from beamwright.serve.answers import final_text
 from beamwright.tree import SearchTree, tree_hash
@@ -47,19 +47,19 @@ def test_a_worker_may_count_on_while_steps_are_compared():
         def copy(self):
             return Counter(dict(self.items()))
 
-    changes, tree = Changes(), SearchTree("p", (1,), "")
+    changes, tree = TreeChanges(), SearchTree("p", (1,), "")
     tree.root.usage = Counted(verifier_prefilled=1)
-    (begun,), (told, *others) = changes.of(tree).steps, changes.of(tree).steps or [None]
+    (begun,), (told, *others) = changes.collect(tree).steps, changes.collect(tree).steps or [None]
     assert begun.attributes["usage"] == Counter(verifier_prefilled=1)
     assert (told, others) == (None, [])
 
 
 @pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])
 def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
-    changes, mirror, there, here = Changes(), Mirror(), PageTree(), PageTree()
+    changes, mirror, there, here = TreeChanges(), Mirror(), PageTree(), PageTree()
 
     def hear(report):
-        sent = pickle.loads(pickle.dumps(changes.of(report.tree, report)))
+        sent = pickle.loads(pickle.dumps(changes.collect(report.tree, report)))
         mirror.apply(sent)
         same(report, mirror.report(sent))
         assert facts(report.tree) == facts(mirror.tree)
@@ -67,7 +67,7 @@ def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
         assert there.changes(report.tree) == here.changes(mirror.tree)
 
     solution = solver.solve(PROBLEM, on_round=hear, search=search, seed=2)
-    mirror.apply(pickle.loads(pickle.dumps(changes.of(solution.tree))))
+    mirror.apply(pickle.loads(pickle.dumps(changes.collect(solution.tree))))
     assert facts(solution.tree) == facts(mirror.tree)
     assert tree_hash(mirror.tree) == solution.tree_hash
     assert there.last_changes(solution.tree) == here.last_changes(mirror.tree)

@@ -7,7 +7,7 @@ import pytest
 
 import engines
 from beamwright import Settings
-from beamwright.cluster.replica import Replica, sent
+from beamwright.cluster.replica import Replica, picklable_error
 from beamwright.errors import CapacityError, InputError, NotFiniteError
 
 
@@ -26,7 +26,7 @@ class Ours(InputError):
 )
 def test_errors_keep_whose_fault_they_are(error, kind):
     error.partial = object()
-    found = pickle.loads(pickle.dumps(sent(error)))
+    found = pickle.loads(pickle.dumps(picklable_error(error)))
     assert type(found) is kind
     assert (str(found), found.partial) == (str(error), None)
     assert vars(found).keys() == vars(error).keys() - {"partial"}
@@ -62,11 +62,11 @@ def test_a_replica_that_nobody_asks_for_any_more_ends_itself(generator_folder, m
         replica = Replica(settings, abandoned=gone.set)
         for patience_s in (0.0, 60.0):
             monkeypatch.setattr("beamwright.cluster.replica.ABANDONED_S", patience_s)
-            await replica.pulse()
+            await replica.heartbeat()
         await asyncio.sleep(0)
         assert not gone.is_set(), "it has been asked for since"
         monkeypatch.setattr("beamwright.cluster.replica.ABANDONED_S", 0.0)
-        await replica.pulse()
+        await replica.heartbeat()
         await asyncio.wait_for(gone.wait(), 60)
         replica._solver.close()
 

@@ -1,23 +1,23 @@
 """Who has how many candidates to write."""
 
-from beamwright.cluster.roster import Given, Pulse, Roster
+from beamwright.cluster.roster import Heartbeat, Roster, SearchRequest
 from beamwright.counters import Counters, Usage
 
 
 def given(roster, name, n):
-    search = Given(name, "1+1", 0, {}, n, roster)
+    search = SearchRequest(name, "1+1", 0, {}, n, roster)
     roster.add(search)
     return search
 
 
 def loads(roster):
-    return {pulse.name: pulse.candidates for pulse in roster.replicas()}
+    return {heartbeat.name: heartbeat.candidates for heartbeat in roster.replicas()}
 
 
 def test_the_one_with_the_fewest_candidates_is_first_and_what_moves_counts_once():
     roster = Roster()
     used = Usage({}, {"engine": Counters()})
-    roster.update(Pulse(name, 1, True, used) for name in "ab")
+    roster.update(Heartbeat(name, 1, True, used) for name in "ab")
     large = given(roster, "large", 32)
     roster.assign(large, "a")
     for name in ("x", "y"):

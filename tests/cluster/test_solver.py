@@ -28,7 +28,7 @@ class Died(Exception):
 
 
 class Stream:
-    """News of a search at one replica, which may die."""
+    """SearchMessage of a search at one replica, which may die."""
 
     def __init__(self, serving, given):
         self._serving, self._given, self._news, self._replica = serving, given, None, None

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 
-FILTERS = read_beside(__file__)["filters"]
+FILTERS = read_toml_beside(__file__)["filters"]
 LOGITS = {
     "flat": lambda drawn: drawn,
     "of a trained model": lambda drawn: (3 * drawn).index_fill(1, torch.arange(9, 90, 9), 14.0),

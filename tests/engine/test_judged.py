@@ -71,12 +71,12 @@ def test_what_is_scored_follows_from_the_path(name, every):
             continue
         assert (node in scored) == (node.ended or len(node.reply()) % every == 0)
         if node not in scored:
-            assert [child.goes_on for child in node.children] == [True]
+            assert [child.is_continuation for child in node.children] == [True]
             assert node.score == next(
                 (step.score for step in reversed(node.reply()[:-1]) if step in scored), None
             )
         elif node.children:
-            assert not any(child.goes_on for child in node.children if not child.turn)
+            assert not any(child.is_continuation for child in node.children if not child.turn)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ import pytest
 import fakes
 from beamwright.engine.endings import StopFinder, row_limit
 from beamwright.engine.row import Decoding, Row, RowLimit
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn
@@ -148,7 +148,7 @@ def test_without_a_tokenizer_there_are_only_limits():
 # --- reasons ---------------------------------------------------------------------------------
 
 
-TABLES = read_beside(__file__)
+TABLES = read_toml_beside(__file__)
 
 
 @pytest.mark.parametrize("row", TABLES["precedence"], ids=str)

@@ -8,7 +8,7 @@ import pytest
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
-from beamwright.search.alike import options_of
+from beamwright.search.alike import read_options
 from tables import beside
 
 TABLES = beside(__file__)
@@ -303,7 +303,7 @@ LOOK_LIKE = ("endings", "distractor1", "opa", "option_a", "answerA", "sol1", "mc
 @pytest.mark.parametrize("fields", TABLES["options"])
 def test_options_of_public_shapes_are_shown_and_graded_by_letter(read, fields):
     (problem,) = read({"question": "6 * 7?", **fields})
-    assert [*options_of(problem.problem)] == ["A", "B"]
+    assert [*read_options(problem.problem)] == ["A", "B"]
     assert problem.problem.startswith("6 * 7?\n\nA) ")
     assert problem.answer == "B"
     assert read({"question": "6 * 7?", **fields}, answer_field="none")[0].problem == problem.problem

@@ -7,7 +7,7 @@ import pytest
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
-from beamwright.search.defaults import resolved
+from beamwright.search.defaults import with_strategy_and_verifier
 from tables import beside
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
@@ -30,7 +30,7 @@ def named(write):
 
 
 def built(**options):
-    return resolved(Settings.build(**options))
+    return with_strategy_and_verifier(Settings.build(**options))
 
 
 def test_a_single_run_has_no_name(named):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright_lab.gpu import (
     check,
     figures,
@@ -37,7 +37,7 @@ from beamwright_lab.gpu.sides import Side
 
 ROOT = Path(parity.__file__).parents[3]
 STAGE = "figures-opt-6.7b"
-CALLS = read_beside(__file__)
+CALLS = read_toml_beside(__file__)
 SECONDS = 600.0
 
 

@@ -8,7 +8,7 @@ from transformers import AutoConfig
 import fakes
 from beamwright.attention import make_attention
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.models import load
 from beamwright.models.hub import resolve_folder
 from beamwright.models.load import free_bytes, load_model, resolve_dtype
@@ -17,7 +17,7 @@ from beamwright.models.survey import shape_of, survey
 from beamwright.sections import ModelSettings
 
 INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"
-CASES = read_beside(__file__)
+CASES = read_toml_beside(__file__)
 
 
 @pytest.mark.parametrize(("spec", "meant"), CASES["folders"].items())

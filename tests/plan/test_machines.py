@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.plan import machines
 
 GIB = 2**30
 PROFILE = machines.NAMED_PROFILES["h100"]
-TABLES = read_beside(__file__)
+TABLES = read_toml_beside(__file__)
 
 
 @pytest.mark.parametrize(("name", "memory_gib", "bandwidth_gb", "link_gb"), TABLES["published"])

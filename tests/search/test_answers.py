@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from beamwright.search.alike import letter_of, normalise_answer, options_of
+from beamwright.search.alike import normalise_answer, option_letter, read_options
 from beamwright.search.answers import extract_answer
-from beamwright.search.quantity import counted_number, layout, read_number, read_quantity
+from beamwright.search.quantity import counted_number, normalise_layout, read_number, read_quantity
 
 KNOWN = yaml.safe_load((Path(__file__).parents[1] / "data/answers.yaml").read_text("utf-8"))
 
@@ -19,8 +19,8 @@ def test_extracts_the_last_stated_answer(text, answer):
 
 @pytest.mark.parametrize(("raw", "normal"), KNOWN["layouts"])
 def test_normalises_layout(raw, normal):
-    assert layout(raw) == normal
-    for write in (layout, normalise_answer):
+    assert normalise_layout(raw) == normal
+    for write in (normalise_layout, normalise_answer):
         assert write(write(raw)) == write(raw), "normalising twice changes nothing"
 
 
@@ -73,14 +73,14 @@ def test_a_number_is_read_out_of_any_sentence(form):
 
 @pytest.mark.parametrize("form", KNOWN["chosen"])
 def test_a_letter_is_read_wherever_it_stands(form):
-    assert letter_of(extract_answer(form.format("C"))) == "C"
+    assert option_letter(extract_answer(form.format("C"))) == "C"
 
 
 def test_options_are_what_a_problem_lists():
     wrapped = r"$\textbf{(A)}\ 1\qquad\textbf{(B)}\ 2$"
     for text in ("A) 1\nB) 2", "**A.** 1\n**B.** 2", "(A) 1 (B) 2", wrapped):
-        assert options_of(f"Which one?\n{text}") == {"A": "1", "B": "2"}
-    assert options_of("Let A. B be points. A) only") == {}
+        assert read_options(f"Which one?\n{text}") == {"A": "1", "B": "2"}
+    assert read_options("Let A. B be points. A) only") == {}
     assert extract_answer("So it is B", {"A": "1", "B": "2"}) == "B"
     assert extract_answer("So it is C", {"A": "1", "B": "2"}) is None
 

@@ -5,7 +5,7 @@ import pytest
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.search import STRATEGIES
-from beamwright.search.defaults import resolved, vote_note
+from beamwright.search.defaults import vote_note, with_strategy_and_verifier
 from tables import beside
 
 CASES = beside(__file__)
@@ -14,7 +14,7 @@ WAYS = ("--verifier PATH", "judge:PATH", "likelihood:PATH", "logprob", "docs/gui
 
 
 def names(**options):
-    found = resolved(Settings.build(**options))
+    found = with_strategy_and_verifier(Settings.build(**options))
     return found.search.search, found.model.verifier
 
 

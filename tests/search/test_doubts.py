@@ -8,8 +8,8 @@ from beamwright.search.defaults import with_defaults
 from beamwright.search.doubts import (
     GRAMMAR,
     doubts_about_answers,
-    doubts_about_drawing,
     doubts_about_problem,
+    doubts_about_sampling,
     doubts_about_scores,
     doubts_about_trust,
     doubts_about_votes,
@@ -41,7 +41,7 @@ def doubts_of(kind, given, options):
         case "votes":
             return doubts_about_votes(given, "1", settings)
         case "copies":
-            return doubts_about_drawing(given, settings)
+            return doubts_about_sampling(given, settings)
 
 
 @pytest.mark.parametrize(("kind", "given", "options", "words"), CASES["said"])

@@ -1,7 +1,7 @@
 """What strategies say of a round that is not over."""
 
 from beamwright.search import make_strategy
-from beamwright.search.prospects import FORESIGHTS, by_scores, certain
+from beamwright.search.prospects import FORESIGHTS, predict_by_scores, predict_certain
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
@@ -38,7 +38,7 @@ def test_paths_that_nothing_competes_with_are_certain():
     for name in ("best-of-n", "deepconf", "revise"):
         found = strategy(name).prospects(None, beams[:2], beams[2:3])
         assert [(each.node, each.children) for each in found] == [(beam, 1) for beam in beams[:3]]
-    assert certain(beams, max_depth=2) == [], "as deep as it may be"
+    assert predict_certain(beams, max_depth=2) == [], "as deep as it may be"
 
 
 def test_subtrees_of_dvts_do_not_compete_beforehand_either():
@@ -49,7 +49,7 @@ def test_subtrees_of_dvts_do_not_compete_beforehand_either():
     found = strategy("dvts").prospects(None, beams, [])
     foreseen = {each.node for each in found[:2]}
     assert foreseen == {beams[0], beams[2]}
-    assert beams[2] not in {each.node for each in by_scores(beams, 2) if each.potential > 1}
+    assert beams[2] not in {each.node for each in predict_by_scores(beams, 2) if each.potential > 1}
 
 
 def test_dynamic_foresees_as_many_children_as_scores_would_give():

@@ -1,6 +1,6 @@
 from beamwright.protocols import Ask, Complete, Extend, Finish
 from beamwright.search import make_strategy
-from beamwright.search.revise import CRITIQUE, best_answer
+from beamwright.search.revise import CRITIQUE, best_answer_node
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
@@ -52,15 +52,15 @@ def test_the_best_scored_answer_of_a_path_stands_and_the_last_without_scores():
         answers = [replied(tree, strategy, ("draft", EOS, scores[0]))]
         replied(tree, strategy, ("critique", EOS, 0.9))
         answers.append(replied(tree, strategy, ("new", EOS, scores[1])))
-        assert best_answer(answers[-1]) is answers[best]
+        assert best_answer_node(answers[-1]) is answers[best]
 
 
 def test_a_critique_is_no_answer_and_neither_is_half_a_revision():
     tree, strategy = new_tree(), revise(revisions=2)
     draft = replied(tree, strategy, ("draft", EOS, 0.1))
-    assert best_answer(replied(tree, strategy, ("critique", EOS, None))) is draft
+    assert best_answer_node(replied(tree, strategy, ("critique", EOS, None))) is draft
     half = replied(tree, strategy, ("new", StopReason.DELIMITER, 0.9))
-    assert best_answer(half) is draft
+    assert best_answer_node(half) is draft
 
 
 def test_a_reply_that_a_limit_cut_off_is_not_asked_about():
@@ -72,7 +72,7 @@ def test_a_reply_that_a_limit_cut_off_is_not_asked_about():
 def test_a_leaf_that_was_never_asked_is_its_own_answer():
     tree = new_tree()
     (child,) = tree.expand(tree.root, 1)
-    assert best_answer(add_step(tree, child, "x")) is child
+    assert best_answer_node(add_step(tree, child, "x")) is child
 
 
 def test_every_path_is_asked_twice_per_revision():

@@ -48,7 +48,7 @@ def test_a_function_gets_the_steps_that_it_sees(path, sees, shown):
     heard = []
     function.sees = sees
     verifier = CallableVerifier(function)
-    last = next(node for node in reversed(path) if node.seen(sees))
+    last = next(node for node in reversed(path) if node.is_seen_by(sees))
     assert verifier.traits.sees == sees
     assert verifier.score([last]) == [1.0]
     assert heard == [shown]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from beamwright.protocols import Prospect
-from beamwright.search.prospects import FORESIGHTS, best_first, can_go_on, ranks
+from beamwright.search.prospects import FORESIGHTS, best_first, can_be_extended, ranks
 from beamwright.tree import Node
 
 
@@ -20,7 +20,7 @@ def by_bins(beams: Sequence[Node], width: int, max_depth: int | None = None) -> 
     return best_first(
         Prospect(beam, most, potential=most)
         for beam, most in zip(beams, branches, strict=True)
-        if can_go_on(beam, max_depth)
+        if can_be_extended(beam, max_depth)
     )
 
 

@@ -21,7 +21,7 @@ from beamwright.cli.output import (
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
-from beamwright.io import check_writable, read_file, read_object
+from beamwright.io import check_writable, read_file, read_json_object
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _train(solver: Any, paths: Sequence[FinishedPath], out: Path) -> Mapping[str
 
 def _settings_of(run: Path, given: Mapping[str, Any]) -> Settings:
     """Those of a solver that reads a run's paths again. Raises InputError that names the run."""
-    written = read_object(run / "settings.json", "the settings of a run")
+    written = read_json_object(run / "settings.json", "the settings of a run")
     try:
         model = written["settings"]["model"]
         kept = {name: model[name] for name in _KEPT if name in model}

@@ -22,7 +22,7 @@ from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.plan.machines import find_profile
 from beamwright.protocols import Foresees, Prospect
-from beamwright.search.prospects import can_go_on
+from beamwright.search.prospects import can_be_extended
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import Node
 from beamwright_lab.baselines.bins import by_bins
@@ -60,7 +60,7 @@ def foresee_opened(script: Script) -> Foresee:
 
     def foresee(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
         del ahead, width
-        counts = [(beam, script.num_children(beam)) for beam in beams if can_go_on(beam)]
+        counts = [(beam, script.num_children(beam)) for beam in beams if can_be_extended(beam)]
         return [Prospect(beam, count) for beam, count in counts if count]
 
     return foresee

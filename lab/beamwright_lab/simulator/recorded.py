@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from beamwright.errors import InputError
-from beamwright.io import describe_fault, read_object
+from beamwright.io import describe_validation_error, read_json_object
 from beamwright.tree import NodeState, StopReason
 from beamwright.tree.recorded import VERSION
 
@@ -62,7 +62,7 @@ def read_recorded(path: Path) -> RecordedTree:
     Raises:
         InputError: if the file cannot be read or is not a recorded tree.
     """
-    content = read_object(path, "a recorded tree")
+    content = read_json_object(path, "a recorded tree")
     version = content.pop("version", None)
     try:
         if version != VERSION:
@@ -70,7 +70,7 @@ def read_recorded(path: Path) -> RecordedTree:
         tree = TypeAdapter(RecordedTree).validate_python(content)
         _check_lineages(tree)
     except ValueError as error:
-        fault = describe_fault(error) if isinstance(error, ValidationError) else error
+        fault = describe_validation_error(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{path}: not a recorded tree: {fault}") from error
     return tree
 

@@ -22,7 +22,7 @@ from beamwright.protocols import (
     Prune,
     traits_of,
 )
-from beamwright.search.prospects import by_scores, certain
+from beamwright.search.prospects import predict_by_scores, predict_certain
 from beamwright.tree import Node, NodeState, SearchTree
 from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.studies.clairvoyant import Life
@@ -42,13 +42,13 @@ Foresee = Callable[[Sequence[Node], Sequence[Node], int], list[Prospect]]
 def foresee_by_scores(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
     """Expect the best-scored beams to be extended, the default of strategies."""
     del ahead
-    return by_scores(beams, width)
+    return predict_by_scores(beams, width)
 
 
 def foresee_certain(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
     """Expect every beam to get one child, as in best-of-n."""
     del width
-    return certain([*beams, *ahead])
+    return predict_certain([*beams, *ahead])
 
 
 class Script:

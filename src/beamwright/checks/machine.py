@@ -62,7 +62,7 @@ def inspect_machine() -> dict[str, Any]:
         # CPU results only; a GPU's are in `selftest`
         "exact": all(checks[name] for name in BACKENDS),
         "selftest": checks,
-        "products": products_used(),
+        "products": matmul_libraries(),
         "hint": hint if checks["dense"] and not checks["tree"] else None,
     }
 
@@ -70,7 +70,7 @@ def inspect_machine() -> dict[str, Any]:
 _TURNED_BACK = "turned back into floating point"
 
 
-def products_used() -> dict[str, Any]:
+def matmul_libraries() -> dict[str, Any]:
     """Return what multiplies matrices on this CPU, by the format of the weights.
 
     least_rows: the number of rows to which a pass of one path is padded, in float32. A model's own
@@ -139,13 +139,13 @@ def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
     """
     size, read_bytes = 1024 // part, 2**28 // part
     left, right = torch.randn(size, size), torch.randn(size, size)
-    peak_flops = 2 * size**3 / _best_s(lambda: left @ right, repeats)
+    peak_flops = 2 * size**3 / _shortest_s(lambda: left @ right, repeats)
     rows, linear = torch.randn(_DECODE_ROWS, size), torch.nn.functional.linear
-    decode_s = _best_s(lambda: linear(rows, left), 4 * repeats)
+    decode_s = _shortest_s(lambda: linear(rows, left), 4 * repeats)
     decode_flops = 2 * _DECODE_ROWS * size**2 / decode_s
     # A matrix-vector product reads its matrix once, like a decode step reads the weights.
     matrix, vector = torch.ones(read_bytes // 2**14, 2**12), torch.ones(2**12)
-    bandwidth = matrix.numel() * 4 / _best_s(lambda: matrix @ vector, repeats)
+    bandwidth = matrix.numel() * 4 / _shortest_s(lambda: matrix @ vector, repeats)
     copy_bandwidth, copy_launch_s = _copy_costs(2**27 // part, repeats)
     coded_bandwidth, coded_flops = _coded_rates(read_bytes, repeats)
     return HardwareProfile(
@@ -176,7 +176,7 @@ def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[N
     linear = NativeLinear([piece] * max(1, read_bytes // 4 // piece.weight.nbytes))
     num_bytes = sum(tiles.nbytes for _, _, tiles in linear.parts)
     one, rows = torch.randn(1, 2048), torch.randn(_DECODE_ROWS, 2048)
-    one_s, rows_s = (_best_s(partial(linear, x), repeats) for x in (one, rows))
+    one_s, rows_s = (_shortest_s(partial(linear, x), repeats) for x in (one, rows))
     return num_bytes / one_s, 2 * _DECODE_ROWS * 2048 * linear.projection.outputs / rows_s
 
 
@@ -190,21 +190,21 @@ def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
             np.copyto(there, here)
 
     with ThreadPoolExecutor(max_workers=1) as thread:
-        rate = source.nbytes / _best_s(lambda: thread.submit(copy_all).result(), repeats)
+        rate = source.nbytes / _shortest_s(lambda: thread.submit(copy_all).result(), repeats)
 
         def queue_tiny() -> None:
             tiny = [thread.submit(np.copyto, target[0, :64], source[0, :64]) for _ in range(100)]
             for copy in tiny:
                 copy.result()
 
-        return rate, _best_s(queue_tiny, repeats) / 100
+        return rate, _shortest_s(queue_tiny, repeats) / 100
 
 
 def _small_op_s(rounds: int, repeats: int) -> float:
     """Return the mean seconds of a decoder's operators on tiny tensors, where launches dominate."""
     rows, weight = torch.ones(8, 32), torch.ones(32, 32)
 
-    def run_all() -> None:
+    def run_operators() -> None:
         for _ in range(rounds):
             product = torch.nn.functional.linear(rows, weight)
             both = torch.stack([product[:, :16], rows[:, :16]], dim=1)
@@ -212,10 +212,10 @@ def _small_op_s(rounds: int, repeats: int) -> float:
             torch.addcmul(product, rows, rows)
             scores.sum(dim=1)
 
-    return _best_s(run_all, repeats) / (5 * rounds)
+    return _shortest_s(run_operators, repeats) / (5 * rounds)
 
 
-def _best_s(work: Callable[[], object], repeats: int) -> float:
+def _shortest_s(work: Callable[[], object], repeats: int) -> float:
     """Return the shortest time of several runs, because disturbances only make a run slower."""
     best_s = float("inf")
     for _ in range(repeats):

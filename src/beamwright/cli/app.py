@@ -129,9 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # calls this without arguments, and needs the plugins.
         completes_or_runs = not given or any(not word.startswith("-") for word in words)
         if plugins or (completes_or_runs and installed_entry_points("beamwright.plugins")):
-            from beamwright.declare import load_all
+            from beamwright.declare import load_plugins
 
-            for line in load_all(plugins):
+            for line in load_plugins(plugins):
                 complain(line)
         # There is no command, only options: none of these takes a value.
         if all(word.startswith("-") for word in words):

@@ -40,7 +40,7 @@ from beamwright.search import DEFAULT_SEARCH
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
-    from beamwright.cluster.roster import Tells
+    from beamwright.cluster.roster import SentTree
     from beamwright.cluster.serving import Cluster
     from beamwright.config import Settings
     from beamwright.solver.solution import Solution
@@ -242,7 +242,7 @@ class _Evaluation:
                 from beamwright.cluster.solver import ClusterSolver
 
             engines = ClusterSolver(self.cluster, settings, in_flight=self.in_flight)
-            tells: Tells = "tree" if pages or self.paths else "nothing"
+            tells: SentTree = "tree" if pages or self.paths else "nothing"
             outcomes = stack.enter_context(engines).solve_many(problems, tells=tells)
         for problem_id, outcome in outcomes:
             file = pages.get(str(problem_id))

@@ -27,9 +27,9 @@ from rich.tree import Tree
 
 from beamwright.cli.output import one_line, printable
 from beamwright.counters import Progress
-from beamwright.io import write_whole
+from beamwright.io import write_atomically
 from beamwright.protocols import RoundReport
-from beamwright.search.revise import best_answer
+from beamwright.search.revise import best_answer_node
 from beamwright.search.rounds import ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
@@ -167,7 +167,7 @@ def write_picture(solution: Solution, file: Path) -> None:
     for part in (panel, draw_tree(tree, max_lines=room), *below):
         console.print(part)
     svg = console.export_svg(title="beamwright solve", theme=MONOKAI)
-    write_whole(file, svg.encode("utf-8", "replace"), "--picture ")
+    write_atomically(file, svg.encode("utf-8", "replace"), "--picture ")
 
 
 # --- a tree as lines of text ------------------------------------------------------------------
@@ -219,7 +219,7 @@ def draw_answers(tree: SearchTree) -> Text | None:
     Each answer has the number of its paths and the best of their scores.
     """
     votes: dict[str, list[Node]] = {}
-    for leaf in map(best_answer, tree.finished()):
+    for leaf in map(best_answer_node, tree.finished()):
         votes.setdefault(leaf.vote or "", []).append(leaf)
     if not votes:
         return None

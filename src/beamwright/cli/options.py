@@ -28,11 +28,11 @@ from beamwright.errors import InputError
 from beamwright.io import read_yaml
 from beamwright.registry import (
     TableRow,
-    declared_rows,
     did_you_mean,
     flag_of,
     option_extra,
     rows_for_flag,
+    rows_with_option,
 )
 from beamwright.search import STRATEGIES
 
@@ -169,7 +169,7 @@ def with_settings(
             names = [each.name for each in parameters]
             for name in names:
                 if names.count(name) > 1:  # a plugin's option has the name of another option
-                    owners = ", ".join(row.place for row in declared_rows(name))
+                    owners = ", ".join(row.place for row in rows_with_option(name))
                     raise InputError(f"{owners}: {flag_of(name)} is an option of the command line")
             wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -201,7 +201,7 @@ def _settings_options(
                 options[name] = _of_field(name, field, words, _PANELS[section], hidden)
             for row in rows_for_flag(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
-                    rows = declared_rows(own)
+                    rows = rows_with_option(own)
                     hidden = not (everything or any(each.is_plugin for each in rows))
                     first, words = _declared_field(own, rows)
                     panel = f"Options of one {flag_of(name)}"

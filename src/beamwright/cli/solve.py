@@ -27,7 +27,7 @@ from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted, format_bytes
 from beamwright.io import check_writable, read_text
 from beamwright.search import strategy_row
-from beamwright.search.defaults import resolved, vote_note
+from beamwright.search.defaults import vote_note, with_strategy_and_verifier
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Sett
     note = vote_note(settings)
     if note is not None:
         complain(note)
-    return resolved(settings)
+    return with_strategy_and_verifier(settings)
 
 
 @contextmanager

@@ -28,10 +28,10 @@ from beamwright.cli.output import (
 from beamwright.config import Settings, option_owners, removed_options, section_fields
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
-from beamwright.io import read_file, read_object
+from beamwright.io import read_file, read_json_object
 from beamwright.registry import flag_of, option_extra
-from beamwright.saved.identity import CODE, plugin_code
-from beamwright.tree import find_parting, first_differing_round, round_digests
+from beamwright.saved.identity import CODE_KEYS, plugin_code
+from beamwright.tree import find_first_difference, first_differing_round, round_digests
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
         return
     if limit is not None or problem is not None:
         raise InputError(f"{run}: --limit and --problem are for folders of `eval --out`")
-    content = read_object(run, "JSON with a receipt")
+    content = read_json_object(run, "JSON with a receipt")
     form, searches = str(content.get("format")), content.get("search")
     if form == "beamwright checkpoint":
         yield _of_checkpoint(run, content)
@@ -248,7 +248,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     saved, owners = claim.receipt.settings, option_owners()
     check_no_objects(saved, claim.place)
     check_plugins(saved, claim.place)
-    kept = {name: value for name, value in saved.items() if name not in CODE}
+    kept = {name: value for name, value in saved.items() if name not in CODE_KEYS}
     for name, value in kept.items():
         if owners.get(name) not in (*DECISIVE_SECTIONS, "stop"):
             raise InputError(f"{claim.place}: unknown option {name!r:.80} of a tree")
@@ -266,7 +266,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     if settings.model.runs_elsewhere:  # nor may it choose a server to which prompts are sent
         elsewhere = f"--model {settings.model.model} draws its tokens elsewhere"
         raise InputError(f"{claim.place}: cannot be derived again ({elsewhere})")
-    for name, named in CODE.items():
+    for name, named in CODE_KEYS.items():
         if code.get(name) != saved.get(name):
             was = f"--{named} {saved.get(named)}"
             raise InputError(f"{claim.place}: the plugin of {was} has other code here")
@@ -365,7 +365,7 @@ class _Report:
             )
             line = f"the tree is equal, but its {', '.join(words)}"
             return ({"what": "answer", "said": said}, line) if said else ({}, "")
-        parting = None if claim.tree is None else find_parting(claim.tree, solution.tree)
+        parting = None if claim.tree is None else find_first_difference(claim.tree, solution.tree)
         if parting is None:
             line = f"in round {number} of {len(was.rounds)}"
             return {"what": "round", "round": number}, line

@@ -37,7 +37,7 @@ class StepDelta:
 
 
 @dataclass(frozen=True)
-class TreeNews:
+class TreeUpdate:
     """The changes of a tree since the last message."""
 
     fresh: bool  # True for the first message about a tree
@@ -49,7 +49,7 @@ class TreeNews:
     report: Mapping[str, Any]
 
 
-class Changes:
+class TreeChanges:
     """Collector of the changes of a search's tree, used in the thread that grows the tree.
 
     A search that did not fit in memory together with other searches is restarted with a new tree.
@@ -59,7 +59,7 @@ class Changes:
         self._tree: SearchTree | None = None
         self._known: dict[Node, dict[str, Any]] = {}
 
-    def of(self, tree: SearchTree, report: RoundReport | None = None) -> TreeNews:
+    def collect(self, tree: SearchTree, report: RoundReport | None = None) -> TreeUpdate:
         """Return the changes since the last call.
 
         report: the report of a round; None at the end of the search. In a round, branches that are
@@ -73,7 +73,7 @@ class Changes:
             for name in _REPORTED:
                 report_fields[name] = tuple(node.lineage[1:] for node in getattr(report, name))
         attributes = {name: getattr(tree, name) for name in _OF_TREE}
-        return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps), report_fields)
+        return TreeUpdate(fresh, tree.root.problem_id, attributes, tuple(steps), report_fields)
 
     def _node_change(self, node: Node) -> StepDelta | None:
         """Return the changes of one node since the last call; None if it has not changed."""
@@ -107,7 +107,7 @@ class Mirror:
         assert self._tree is not None
         return self._tree
 
-    def apply(self, news: TreeNews) -> None:
+    def apply(self, news: TreeUpdate) -> None:
         """Apply changes to the copy."""
         if news.fresh and self._tree is not None:
             self._before |= self._nodes
@@ -123,7 +123,7 @@ class Mirror:
         for name, value in news.attributes.items():
             setattr(self.tree, name, value)
 
-    def report(self, news: TreeNews) -> RoundReport:
+    def report(self, news: TreeUpdate) -> RoundReport:
         """Return the round's report with nodes of the copy. Call `apply` with `news` before."""
         report_fields = dict(news.report)
         for name in _REPORTED:

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from beamwright import errors
-from beamwright.cluster.mirror import Changes, TreeNews
-from beamwright.cluster.roster import Given, Pulse
+from beamwright.cluster.mirror import TreeChanges, TreeUpdate
+from beamwright.cluster.roster import Heartbeat, SearchRequest
 from beamwright.config import Settings
 from beamwright.counters import Usage
-from beamwright.declare import load_all
+from beamwright.declare import load_plugins
 from beamwright.errors import BeamwrightError, Cancelled, InputError, NotFiniteError
 from beamwright.protocols import RoundReport
 from beamwright.solver.handle import Handle
@@ -28,22 +28,22 @@ from beamwright.tree import SearchTree
 # Number of consecutive searches with a bug after which the replica counts as broken.
 MOST_BUGS = 3
 
-# Seconds without a call of `pulse` after which a replica ends its application.
+# Seconds without a call of `heartbeat` after which a replica ends its application.
 #
 # A server that was killed cannot end its replicas itself.
 ABANDONED_S = 120.0
 
 
 @dataclass(frozen=True)
-class News:
+class SearchMessage:
     """A message about a search: a round is over, or the search has ended."""
 
     usage: Usage  # usage of the replica
-    tree: TreeNews | None = None  # changes of the tree since the last message, if requested
+    tree: TreeUpdate | None = None  # changes of the tree since the last message, if requested
     ended: bool = False
     # The solution without its tree. Together with an error: the best solution until then.
     solution: Solution | None = None
-    error: BeamwrightError | None = None  # see `sent`
+    error: BeamwrightError | None = None  # see `picklable_error`
     bug: str | None = None  # class and message of an error that is not a `BeamwrightError`
 
 
@@ -52,8 +52,7 @@ class Replica:
 
     plugins: files with declarations that the settings may name.
     name: returns the name of this replica in Ray.
-    abandoned: called after `ABANDONED_S` without a call of `pulse`; the time starts with the first
-        call.
+    abandoned: called after `ABANDONED_S` without a call of `heartbeat`, from the first call on.
     in_flight: limit on the problems in flight; None: as many as keep the engine busy.
     """
 
@@ -65,7 +64,7 @@ class Replica:
         abandoned: Callable[[], None] = lambda: None,
         in_flight: int | None = None,
     ) -> None:
-        load_all(plugins)
+        load_plugins(plugins)
         self._solver = Solver(Settings.model_validate(settings))
         self._solver.most_submitted = in_flight
         self._name, self._abandoned = name, abandoned
@@ -73,12 +72,12 @@ class Replica:
         self._handles: dict[str, Handle] = {}
         self._bugs = 0
 
-    async def pulse(self) -> Pulse:
-        """Return a pulse, the report that this replica is alive, and restart the timeout."""
+    async def heartbeat(self) -> Heartbeat:
+        """Return a heartbeat, the report that this replica is alive, and restart the timeout."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = asyncio.get_running_loop().call_later(ABANDONED_S, self._abandoned)
-        return Pulse(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
+        return Heartbeat(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
 
     async def check_health(self) -> None:
         """Check that searches do not fail one after the other, as with a lost device.
@@ -89,18 +88,18 @@ class Replica:
         if self._bugs >= MOST_BUGS:
             raise RuntimeError(f"{self._bugs} searches in a row have failed")
 
-    async def search(self, given: Given) -> AsyncIterator[str | News]:
+    async def search(self, given: SearchRequest) -> AsyncIterator[str | SearchMessage]:
         """Run a search concurrently with others.
 
         Yield the name of this replica first, and then messages, the last one with the outcome.
         Closing the stream cancels the search.
         """
         yield self._name()
-        loop, heard = asyncio.get_running_loop(), asyncio.Queue[News]()
-        changes = Changes()
+        loop, heard = asyncio.get_running_loop(), asyncio.Queue[SearchMessage]()
+        changes = TreeChanges()
 
         def on_round(report: RoundReport) -> None:
-            news = News(self._solver.usage(), changes.of(report.tree, report))
+            news = SearchMessage(self._solver.usage(), changes.collect(report.tree, report))
             loop.call_soon_threadsafe(heard.put_nowait, news)
 
         def over(ended: asyncio.Task[Solution]) -> None:
@@ -139,25 +138,27 @@ class Replica:
         if handle is not None:
             handle.cancel()
 
-    def _last_news(self, outcome: Solution | BaseException, given: Given, changes: Changes) -> News:
+    def _last_news(
+        self, outcome: Solution | BaseException, given: SearchRequest, changes: TreeChanges
+    ) -> SearchMessage:
         """Return the last message of a search, and count consecutive bugs."""
         best = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
         tree = error = bug = None
         if isinstance(best, Solution):
-            tree = None if given.tells == "nothing" else changes.of(best.tree)
+            tree = None if given.tells == "nothing" else changes.collect(best.tree)
             root = best.tree.root
             bare = SearchTree(root.problem_id, root.token_ids, root.problem_text)
             best = replace(best, tree=bare)
         if isinstance(outcome, BeamwrightError):
-            error = sent(outcome)
+            error = picklable_error(outcome)
         elif isinstance(outcome, BaseException):
             bug = f"{type(outcome).__name__}: {outcome}"
         if not isinstance(outcome, Cancelled):
             self._bugs = 0 if bug is None else self._bugs + 1
-        return News(self._solver.usage(), tree, True, best, error, bug)
+        return SearchMessage(self._solver.usage(), tree, True, best, error, bug)
 
 
-def sent(error: BeamwrightError) -> BeamwrightError:
+def picklable_error(error: BeamwrightError) -> BeamwrightError:
     """Return `error` in a form that every process can unpickle.
 
     An error class that a user defined is replaced by its base class among `InputError`,

@@ -21,11 +21,11 @@ from beamwright.counters import Usage
 #
 # "rounds": the changes of the tree after each round. "tree": the whole tree at the end. "nothing":
 # no tree.
-Tells = Literal["rounds", "tree", "nothing"]
+SentTree = Literal["rounds", "tree", "nothing"]
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """A report that a replica is alive, with its usage."""
 
     name: str
@@ -36,7 +36,7 @@ class Pulse:
 
 
 @dataclass(eq=False)
-class Given:
+class SearchRequest:
     """A search of n candidates that is sent to a replica."""
 
     id: str
@@ -46,7 +46,7 @@ class Given:
     n: int
     # The sender's roster, for the router in the sender's process. It is not sent to the replica.
     roster: Roster | None = field(default=None, repr=False)
-    tells: Tells = "rounds"
+    tells: SentTree = "rounds"
     replica: str | None = None  # name of the replica that runs it; None while it waits for one
     paths: Any = None  # paths to score; None for a search
 
@@ -67,21 +67,21 @@ class Roster:
     def __init__(self) -> None:
         self.wanted = self.deaths = 0
         self._lock = threading.Lock()
-        self._alive: dict[str, Pulse] = {}
+        self._alive: dict[str, Heartbeat] = {}
         self._gone: list[Usage] = []
         self._heard_s = time.monotonic()
-        self._given: dict[str, Given] = {}
+        self._given: dict[str, SearchRequest] = {}
 
     # --- live replicas -----------------------------------------------------------------------
 
     @property
-    def absent_s(self) -> float:
+    def silent_s(self) -> float:
         """Seconds since the last sign of life from any replica."""
         return time.monotonic() - self._heard_s
 
-    def update(self, pulses: Iterable[Pulse]) -> None:
-        """Replace the live replicas by the senders of `pulses`."""
-        there = {pulse.name: pulse for pulse in pulses}
+    def update(self, heartbeats: Iterable[Heartbeat]) -> None:
+        """Replace the live replicas by the senders of `heartbeats`."""
+        there = {heartbeat.name: heartbeat for heartbeat in heartbeats}
         for name in self._alive.keys() - there.keys():
             self.mark_dead(name)
         with self._lock:
@@ -99,21 +99,23 @@ class Roster:
     def mark_dead(self, name: str) -> None:
         """Remove a replica, count it as dead, and keep its usage."""
         with self._lock:
-            pulse = self._alive.pop(name, None)
-            if pulse is not None:
+            heartbeat = self._alive.pop(name, None)
+            if heartbeat is not None:
                 self.deaths += 1
-                self._gone = [reduce(add, [*self._gone, pulse.usage.over()])]
+                self._gone = [reduce(add, [*self._gone, heartbeat.usage.over()])]
 
     def usage(self) -> Usage:
         """Return the sum of the usage of all replicas, including the counts of dead ones."""
         with self._lock:
-            return reduce(add, [*(pulse.usage for pulse in self._alive.values()), *self._gone])
+            return reduce(
+                add, [*(heartbeat.usage for heartbeat in self._alive.values()), *self._gone]
+            )
 
-    def replicas(self) -> list[Pulse]:
+    def replicas(self) -> list[Heartbeat]:
         """Return the live replicas in the order of their names, with their loads."""
         with self._lock:
             alive, loads = sorted(self._alive.items()), self._loads()
-        return [replace(pulse, candidates=loads[name]) for name, pulse in alive]
+        return [replace(heartbeat, candidates=loads[name]) for name, heartbeat in alive]
 
     # --- searches ----------------------------------------------------------------------------
 
@@ -123,19 +125,19 @@ class Roster:
             loads = self._loads()
         return sorted(names, key=lambda name: (loads[name], name))
 
-    def add(self, given: Given) -> None:
+    def add(self, given: SearchRequest) -> None:
         """Add a search that waits for a replica, for the first time or again."""
         with self._lock:
             self._given[given.id] = given
             given.replica = None
 
-    def assign(self, given: Given, name: str) -> None:
+    def assign(self, given: SearchRequest, name: str) -> None:
         """Assign a search to a replica, unless the search has ended."""
         with self._lock:
             if given.id in self._given:
                 given.replica = name
 
-    def remove(self, given: Given) -> None:
+    def remove(self, given: SearchRequest) -> None:
         """Remove a search that has ended."""
         with self._lock:
             self._given.pop(given.id, None)

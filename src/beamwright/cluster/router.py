@@ -10,10 +10,10 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from beamwright.cluster.roster import Given
+from beamwright.cluster.roster import SearchRequest
 
 
-class ByLoad(RequestRouter):  # type: ignore[misc]
+class LeastLoadedRouter(RequestRouter):  # type: ignore[misc]
     """Request router that ranks replicas by load. Ray skips replicas that are full or dead."""
 
     async def choose_replicas(
@@ -27,7 +27,7 @@ class ByLoad(RequestRouter):  # type: ignore[misc]
         before it arrives there.
         """
         match None if pending_request is None else pending_request.args:
-            case [Given(roster=roster) as given] if roster is not None:
+            case [SearchRequest(roster=roster) as given] if roster is not None:
                 by_name: dict[str, Any] = {
                     replica.replica_id.unique_id: replica for replica in candidate_replicas
                 }

@@ -19,7 +19,7 @@ from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.io import import_optional
 
 if TYPE_CHECKING:
-    from beamwright.cluster.roster import Given
+    from beamwright.cluster.roster import SearchRequest
     from beamwright.config import Settings
 
 # Ray's limit on the concurrent searches of a replica. It is never reached, because the queue is in
@@ -29,7 +29,7 @@ _HEALTH_S = 2.0  # seconds between two health checks of a replica
 _STARTS = 2  # attempts to start each replica
 _ANSWER_S = 5.0  # timeout in seconds of a call, and of a connection to the cluster
 _END_S = 10.0  # timeout in seconds for the deletion of the application
-_ROUTER = "beamwright.cluster.router:ByLoad"
+_ROUTER = "beamwright.cluster.router:LeastLoadedRouter"
 # Names of Ray's exceptions that mean that a replica has died.
 _DEATHS = (
     "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError", "NodeDiedError"
@@ -94,14 +94,16 @@ class RayServing:
             logging_config=_LOGGING,
         )
         content = self._settings.model_dump(mode="json", exclude_unset=True)
-        app = make.bind(content, self._wanted.plugins, replica_name, abandon, self._in_flight)
+        app = make.bind(
+            content, self._wanted.plugins, replica_name, end_application, self._in_flight
+        )
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             self._engines = serve.run(app, name=self._name, route_prefix=None)
         except self._ray.exceptions.RayError as error:  # such as a node without Ray Serve
             raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
         except RuntimeError as error:
-            raise self._why(error) from error
+            raise self._startup_error(error) from error
         return number
 
     def stop(self) -> None:
@@ -120,14 +122,14 @@ class RayServing:
 
     # --- calls -------------------------------------------------------------------------------
 
-    def search(self, given: Given) -> Any:
+    def search(self, given: SearchRequest) -> Any:
         """Start a search on a replica, and return the stream of `Replica.search`.
 
         The stream is an asynchronous iterator with a method `cancel`.
         """
         return self._engines.options(stream=True).search.remote(given)
 
-    async def broadcast(self, method: Literal["cancel", "pulse"], *arguments: str) -> list[Any]:
+    async def broadcast(self, method: Literal["cancel", "heartbeat"], *arguments: str) -> list[Any]:
         """Call a method of all replicas, and return the results of the live replicas.
 
         Raises:
@@ -172,7 +174,7 @@ class RayServing:
             raise InputError(f"--replicas {number}: {said}")
         return number
 
-    def _why(self, error: RuntimeError) -> BeamwrightError:
+    def _startup_error(self, error: RuntimeError) -> BeamwrightError:
         """Return the error that a replica's constructor raised, read from Ray's status."""
         app = self._serve.status().applications.get(self._name)
         told = [state.message for state in app.deployments.values()] if app else []
@@ -190,7 +192,7 @@ def replica_name() -> str:
     return name
 
 
-def abandon() -> None:
+def end_application() -> None:
     """End the application of the calling replica."""
     serve = _import_ray()[1]
     serve.delete(serve.get_replica_context().app_name, _blocking=False)

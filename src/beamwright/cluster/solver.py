@@ -21,12 +21,12 @@ from functools import partial
 from typing import Any, Unpack
 
 from beamwright.cluster.mirror import Mirror
-from beamwright.cluster.replica import News
-from beamwright.cluster.roster import Given, Roster, Tells
+from beamwright.cluster.replica import SearchMessage
+from beamwright.cluster.roster import Roster, SearchRequest, SentTree
 from beamwright.cluster.serving import Cluster, RayServing, last_line
 from beamwright.config import Settings
 from beamwright.counters import Usage
-from beamwright.declare import load_all
+from beamwright.declare import load_plugins
 from beamwright.engine.admission import USUAL_ROWS
 from beamwright.engine.prompts import Prompts, with_system_prompt
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
@@ -60,7 +60,7 @@ _PLACE_S = 30.0
 Outcome = Solution | BaseException
 
 # Seconds between two checks of the replicas.
-PULSE_S = 2.0
+HEARTBEAT_S = 2.0
 
 # Timeout of `solve_many` in seconds without a live replica; at least twice their loading time.
 _ABSENT_S = 60.0
@@ -86,7 +86,7 @@ class RemoteSearch:
     def __init__(
         self,
         owner: ClusterSolver,
-        given: Given,
+        given: SearchRequest,
         deadline_s: float | None,
         on_round: RoundCallback | None,
     ) -> None:
@@ -163,7 +163,7 @@ class RemoteSearch:
             raise
         return self._outcome(news)
 
-    async def _apply_news(self, news: News) -> None:
+    async def _apply_news(self, news: SearchMessage) -> None:
         """Apply a message to the mirror, and report a new round to the callback.
 
         The next message waits until the callback has returned, so that the mirror does not change
@@ -178,9 +178,9 @@ class RemoteSearch:
             self._last_round = number
             if self.on_round is not None and not self.cancelled:
                 report = self._mirror.report(news.tree)
-                await asyncio.wrap_future(self._owner.teller.submit(self.on_round, report))
+                await asyncio.wrap_future(self._owner.callbacks.submit(self.on_round, report))
 
-    def _outcome(self, ended: News) -> Outcome:
+    def _outcome(self, ended: SearchMessage) -> Outcome:
         """Return the outcome in the last message, with the mirror as the solution's tree."""
         if ended.bug is not None:
             return RuntimeError(f"in a replica: {ended.bug}")
@@ -203,7 +203,7 @@ class ClusterSolver:
     in_flight: limit on the problems in flight of each replica; None: as many as keep it busy.
     serving: starts and calls the replicas; None: Ray Serve.
     roster: the live replicas and their loads.
-    teller: an executor with one thread, in which callbacks get their reports.
+    callbacks: an executor with one thread, in which callbacks get their reports.
 
     Raises:
         InputError, BeamwrightError: the error that a Solver with these settings would raise, or an
@@ -220,7 +220,7 @@ class ClusterSolver:
         in_flight: int | None = None,
         serving: RayServing | None = None,
     ) -> None:
-        load_all(cluster.plugins)
+        load_plugins(cluster.plugins)
         self.serving = serving = serving or RayServing(cluster, settings, in_flight)
         default = ProblemSettings.of(settings, UserParts())
         self.codec, self.context, vocab = _load_tokenizer(settings)
@@ -232,8 +232,8 @@ class ClusterSolver:
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
-        self._teller_name = f"rounds {id(self)}"
-        self.teller = ThreadPoolExecutor(1, self._teller_name)
+        self._callback_thread = f"rounds {id(self)}"
+        self.callbacks = ThreadPoolExecutor(1, self._callback_thread)
         self._thread.start()
         begun_s = time.monotonic()
         try:
@@ -257,7 +257,7 @@ class ClusterSolver:
         self.serving.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self.teller.shutdown(wait=False, cancel_futures=True)
+        self.callbacks.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
 
     def __enter__(self) -> ClusterSolver:
@@ -282,7 +282,7 @@ class ClusterSolver:
         *,
         problem_id: str | int = 0,
         on_round: RoundCallback | None = None,
-        tells: Tells = "rounds",
+        tells: SentTree = "rounds",
         **options: Any,
     ) -> Handle:
         """Submit a problem to a replica; see `Solver.submit`.
@@ -291,7 +291,7 @@ class ClusterSolver:
         become the result of the handle, because only the replicas call the remote server.
 
         on_round: called in a thread of this solver, with a mirror of the tree.
-        tells: see `Tells`.
+        tells: see `SentTree`.
         """
         check_problem(problem, problem_id, on_round)
         options = {name: value for name, value in options.items() if value is not None}
@@ -300,7 +300,7 @@ class ClusterSolver:
         if self.context:
             self._prompts.check_turns(chosen.strategy, chosen.settings.step.thinking)
         n, deadline_s = chosen.settings.search.n, chosen.settings.stop.deadline
-        given = Given(uuid.uuid4().hex, problem, problem_id, options, n, self.roster, tells)
+        given = SearchRequest(uuid.uuid4().hex, problem, problem_id, options, n, self.roster, tells)
         return self._send(given, deadline_s, on_round)
 
     def submit_score(
@@ -322,11 +322,11 @@ class ClusterSolver:
         named.pop("delimiter", None)
         deadline_s = self._default.for_given_paths(1, 1, named).settings.stop.deadline
         name, n = uuid.uuid4().hex, len(read_paths(paths, ""))
-        given = Given(name, problem, problem_id, {**options}, n, self.roster, paths=paths)
+        given = SearchRequest(name, problem, problem_id, {**options}, n, self.roster, paths=paths)
         return self._send(given, deadline_s, on_round)
 
     def _send(
-        self, given: Given, deadline_s: float | None, on_round: RoundCallback | None
+        self, given: SearchRequest, deadline_s: float | None, on_round: RoundCallback | None
     ) -> Handle:
         """Start sending a search to a replica, and return its handle."""
         search, problem_id = RemoteSearch(self, given, deadline_s, on_round), given.problem_id
@@ -339,7 +339,7 @@ class ClusterSolver:
         return handle
 
     def solve_many(
-        self, problems: Iterable[GivenProblem], *, tells: Tells = "nothing"
+        self, problems: Iterable[GivenProblem], *, tells: SentTree = "nothing"
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve problems, and yield (problem id, solution or error) in the order in which they end.
 
@@ -350,15 +350,15 @@ class ClusterSolver:
         waiting, going = deque(read_problems(problems)), dict[Future[Solution], Handle]()
         try:
             while waiting or going:
-                while waiting and len(going) < self._most_given():
+                while waiting and len(going) < self._most_in_flight():
                     problem_id, text, options = waiting.popleft()
                     handle = self.submit(text, problem_id=problem_id, tells=tells, **options)
                     going[handle.future] = handle
                 ended, _ = wait(going, _WAIT_S, FIRST_COMPLETED)
                 if not ended:
-                    absent_s = self.roster.absent_s
-                    if absent_s > max(_ABSENT_S, 2 * self._loading_s):
-                        said = f"--ray: no replica has been there for {absent_s:.0f} s"
+                    silent_s = self.roster.silent_s
+                    if silent_s > max(_ABSENT_S, 2 * self._loading_s):
+                        said = f"--ray: no replica has been there for {silent_s:.0f} s"
                         raise UnavailableError(said)
                     continue
                 handle = going.pop(next(future for future in going if future in ended))
@@ -378,7 +378,7 @@ class ClusterSolver:
         Raises:
             InputError: in the thread of the callbacks, which would block all other callbacks.
         """
-        if threading.current_thread().name.startswith(self._teller_name):
+        if threading.current_thread().name.startswith(self._callback_thread):
             raise InputError("a callback of a search cannot wait for one of the same ClusterSolver")
 
     def usage(self) -> Usage:
@@ -387,7 +387,7 @@ class ClusterSolver:
 
     # --- in the event loop -------------------------------------------------------------------
 
-    def _most_given(self) -> int:
+    def _most_in_flight(self) -> int:
         """Return how many problems `solve_many` keeps in flight over all live replicas."""
         n, most = self.settings.search.n, self._in_flight
         if most is None:
@@ -411,12 +411,12 @@ class ClusterSolver:
 
     async def _update_roster(self) -> None:
         """Update the roster with the replicas that are alive."""
-        self.roster.update(await self.serving.broadcast("pulse"))
+        self.roster.update(await self.serving.broadcast("heartbeat"))
 
     async def _poll_replicas(self) -> None:
-        """Update the roster every `PULSE_S` seconds until the task is cancelled."""
+        """Update the roster every `HEARTBEAT_S` seconds until the task is cancelled."""
         while True:
-            await asyncio.sleep(PULSE_S)
+            await asyncio.sleep(HEARTBEAT_S)
             with suppress(Exception):  # after a timeout the next turn tries again
                 await self._update_roster()
 

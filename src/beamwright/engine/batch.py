@@ -115,9 +115,9 @@ class RunningBatch(StepWriter):
         """Decode these speculative children in idle slots, the likeliest first."""
         self._ahead.replace(nodes)
 
-    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+    def start_from_sibling(self, node: Node, begun: Node, share: float) -> None:
         """Let an open node begin with a share (0 to 1) of the tokens of its sibling `begun`."""
-        self._capacity.begin_like(node, begun, share)
+        self._capacity.start_from_sibling(node, begun, share)
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Stop these nodes' steps, whether they run or wait, and free what they hold."""
@@ -142,9 +142,9 @@ class RunningBatch(StepWriter):
         if not self.running:
             self._rows.close()
 
-    def forget_unseen(self, tree: SearchTree) -> None:
+    def free_outside_window(self, tree: SearchTree) -> None:
         """Free KV that no later row of this tree reaches with its attention windows."""
-        self._capacity.forget_unseen(tree)
+        self._capacity.free_outside_window(tree)
 
     def abort(self) -> None:
         """Stop all steps and free all memory, after whatever error."""

@@ -148,7 +148,7 @@ class Capacity:
         assert state.row is not None
         return state.row
 
-    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+    def start_from_sibling(self, node: Node, begun: Node, share: float) -> None:
         """Let an open node begin with a share (0 to 1) of its sibling's tokens.
 
         This is FlashTTS's DuplicateThenTruncate. With fewer than two tokens nothing happens. The KV
@@ -168,7 +168,7 @@ class Capacity:
 
     # --- what nothing reads any more ---------------------------------------------------------
 
-    def forget_unseen(self, tree: SearchTree) -> None:
+    def free_outside_window(self, tree: SearchTree) -> None:
         """Free window KV and recurrent states of this tree that no later row reads.
 
         The state of a prompt is kept, because the prompt may get children at any time.

@@ -32,7 +32,7 @@ from beamwright.protocols import (
     Strategy,
 )
 from beamwright.search import strategy_row
-from beamwright.search.lookahead import rolled_from, rollout
+from beamwright.search.lookahead import rollout_start, rollout_steps
 from beamwright.search.rounds import TIE, duplicates, ranked
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
@@ -334,7 +334,7 @@ class StopRule:
             node
             for leaf in tree.candidates()
             if leaf not in staying
-            for node in rollout(leaf) or [leaf]
+            for node in rollout_steps(leaf) or [leaf]
         ]
         reason = f"{left} of {self._n} paths were unfinished when {why}" if left else None
         lost = [node for node in tree.finished() if node in out]
@@ -357,7 +357,7 @@ class StopRule:
 
 def cut_short(tree: SearchTree) -> list[Node]:
     """Return the paths whose next step was not decoded before a deadline cut the round."""
-    return list(dict.fromkeys(rolled_from(node) for node in tree.nodes() if _waits(node)))
+    return list(dict.fromkeys(rollout_start(node) for node in tree.nodes() if _waits(node)))
 
 
 def _waits(node: Node) -> bool:

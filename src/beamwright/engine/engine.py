@@ -125,7 +125,7 @@ class Engine:
         if run.restore is not None and not run.tree.done and begun:
             held = [node for node in run.tree.held if node.state is not NodeState.OPEN]
             with self._fails_alone(run):
-                run.restore(held, partial(self._writer.forget_unseen, run.tree))
+                run.restore(held, partial(self._writer.free_outside_window, run.tree))
         return [run] if run.tree.done else []
 
     def _run(self) -> list[Event]:
@@ -198,11 +198,11 @@ class Engine:
             return
         if self._writer.speculation == "truncate":
             for node, begun, share in run.duplicates(self.truncation):
-                self._writer.begin_like(node, begun, share)
+                self._writer.start_from_sibling(node, begun, share)
         self._drop_rest(run)
         report = run.report(candidates)
         self._executor.release(tree.release_dead())
-        self._writer.forget_unseen(tree)
+        self._writer.free_outside_window(tree)
         if tree.done:
             self._close(run)
         else:

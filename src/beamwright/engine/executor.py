@@ -26,7 +26,7 @@ from beamwright.models.load import no_more_memory
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Event, StepWriter, Verifier, traits_of
 from beamwright.sections import ScheduleSettings
-from beamwright.tree import Node, by_root
+from beamwright.tree import Node, group_by_root
 
 # Most steps of several trees in one call of a verifier that is a model, per `--explore`.
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
@@ -147,7 +147,7 @@ class Executor:
         Steps among them that wait for a score are dropped.
         """
         self.writer.release(nodes)
-        for root, below in by_root(nodes).items():
+        for root, below in group_by_root(nodes).items():
             self._lane_of.get(root, self.lanes[0]).release(below)
             if root in below:
                 self._lane_of.pop(root, None)

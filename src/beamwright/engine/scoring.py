@@ -18,7 +18,7 @@ from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import BeamwrightError, CapacityError, InputError, LinkError, NotFiniteError
 from beamwright.models.load import no_more_memory
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier, traits_of
-from beamwright.tree import Node, Sees, by_root
+from beamwright.tree import Node, Sees, group_by_root
 
 _depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are still finite floats
@@ -109,12 +109,12 @@ class Judged:
         return cls(every, traits.sees)
 
     def __call__(self, node: Node) -> bool:
-        if not node.seen(self.sees) or node.replies_to is node:
+        if not node.is_seen_by(self.sees) or node.replies_to is node:
             return False
         if self.every == 1 and node.step_text.strip():
             return True  # the usual case
         steps = node.reply()
-        shown = [step for step in steps if step.seen(self.sees)]
+        shown = [step for step in steps if step.is_seen_by(self.sees)]
         if len(shown) < len(steps) and not any(step.step_text.strip() for step in shown):
             return False
         return node.ended or len(shown) % self.every == 0
@@ -209,7 +209,7 @@ class Scoring:
 
     def _apart(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
         """Handle a failed call: score each tree alone; a single tree fails with `error`."""
-        trees = by_root(steps)
+        trees = group_by_root(steps)
         if len(trees) == 1 and not isinstance(error, CapacityError):
             self._failed.update(trees)
             return [StepFailed(steps[0], error)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.counters import Counters
-from beamwright.io import write_whole
+from beamwright.io import write_atomically
 
 # Tracks from top to bottom, with the names that a trace shows.
 TRACKS = {
@@ -104,7 +104,7 @@ def write_trace(timeline: Timeline, path: Path, title: str) -> None:
         InputError: if the file cannot be written.
     """
     content = {"traceEvents": list(_events(timeline, title)), "otherData": {"title": title}}
-    write_whole(path, json.dumps(content, default=str) + "\n")
+    write_atomically(path, json.dumps(content, default=str) + "\n")
 
 
 def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:

@@ -26,8 +26,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from beamwright.errors import UnavailableError
-from beamwright.search.alike import choice_of, key_of, normalise_answer, split_list, split_option
-from beamwright.search.quantity import Quantity, layout, read_number, read_quantity
+from beamwright.search.alike import (
+    canonical_value,
+    chosen_option,
+    normalise_answer,
+    split_list,
+    split_option,
+)
+from beamwright.search.quantity import Quantity, normalise_layout, read_number, read_quantity
 
 _WORKER = (sys.executable, "-P", str(Path(__file__).with_name("worker.py")))
 _WORDS = re.compile(r"[A-Za-z ]{4,}")  # parsed as products of letters, "east" would equal "seat"
@@ -83,8 +89,8 @@ class AnswerChecker:
         Raises:
             UnavailableError: if a worker process cannot be started at all.
         """
-        if options and (right := choice_of(gold, options)):
-            if chosen := choice_of(answer, options):
+        if options and (right := chosen_option(gold, options)):
+            if chosen := chosen_option(answer, options):
                 return chosen == right
             gold = options[right]
         decided = _decide(gold, answer)
@@ -108,7 +114,7 @@ class AnswerChecker:
         spelled: dict[str, list[str]] = {}
         for answer in answers:
             if answer is not None:
-                spelled.setdefault(layout(answer), []).append(answer)
+                spelled.setdefault(normalise_layout(answer), []).append(answer)
         with ThreadPoolExecutor(self._num_workers) as threads:
             asked = [same[0] for same in spelled.values()]
             found = threads.map(lambda answer: self.compare(gold, answer, options), asked)
@@ -180,22 +186,22 @@ class _Worker:
 
 def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
     """The verdict where text and exact numbers decide it, else the pair for mathematics."""
-    left_text, right_text = layout(gold), layout(answer)
+    left_text, right_text = normalise_layout(gold), normalise_layout(answer)
     if left_text == right_text or "" in (left_text, right_text) or len(gold + answer) > _LONGEST:
         return left_text == right_text != ""
     chosen = _decide_option(gold, answer)
     if chosen is not None:
         return chosen
     left = read_quantity(gold)
-    right = read_quantity(answer, bare=read_number(layout(left.value)) is not None)
-    if left.is_odd or right.is_odd or not _measure_alike(left, right):
+    right = read_quantity(answer, bare=read_number(normalise_layout(left.value)) is not None)
+    if left.is_text or right.is_text or not _measure_alike(left, right):
         return left_text.casefold() == right_text.casefold()
     if "\\ldots" in left_text + right_text:  # a sequence is what it lists
         return normalise_answer(gold) == normalise_answer(answer)
     scale = left.unit.factor / right.unit.factor if left.unit and right.unit else Fraction(1)
     equal = _decide_exact(left, right, scale)
     if equal is None and scale == 1 and left.in_percent == right.in_percent:
-        equal = _decide_text(layout(left.value), layout(right.value))
+        equal = _decide_text(normalise_layout(left.value), normalise_layout(right.value))
     if equal is not None:
         return equal
     # Mathematics gets values alone, in one unit.
@@ -228,11 +234,11 @@ def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | No
 
     scale: what `left` is multiplied with to be told in the unit of `right`.
     """
-    texts = layout(left.value), layout(right.value)
+    texts = normalise_layout(left.value), normalise_layout(right.value)
     gold, answer = map(read_number, texts)
     if gold is None or answer is None:
         first, other = (
-            re.findall(r"[{,][^,=]+=([^,]+?)(?=,|\\\})", key_of(each.value))
+            re.findall(r"[{,][^,=]+=([^,]+?)(?=,|\\\})", canonical_value(each.value))
             for each in (left, right)
         )
         if bool(first) == bool(other):

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.search.alike import LETTERS, letter_of, options_of
+from beamwright.search.alike import LETTERS, option_letter, read_options
 
 _LISTS = ("choices", "options")
 _RIGHT = ("answerKey", "answer", "answer_index", "answer_idx", "label", "correct", "gold")
@@ -118,7 +118,7 @@ def _letter(row: ProblemRow, name: str, labels: Sequence[str], texts: Sequence[s
     ways = [labels, texts, [*map(str, range(len(texts)))], [*LETTERS[: len(texts)]]]
     if isinstance(row.fields[name], int):
         ways = [labels, ways[2]]
-    found = [way.index(each) for way in ways for each in (said, letter_of(said)) if each in way]
+    found = [way.index(each) for way in ways for each in (said, option_letter(said)) if each in way]
     if not found:
         raise InputError(f"{row.where}: field {name!r} ({said}) is none of {len(texts)} options")
     return LETTERS[found[0]]
@@ -126,7 +126,7 @@ def _letter(row: ProblemRow, name: str, labels: Sequence[str], texts: Sequence[s
 
 def _listed(question: str, options: Sequence[str]) -> str:
     """Append the options to the question, unless the question lists them already."""
-    if len(options_of(question)) == len(options):
+    if len(read_options(question)) == len(options):
         return question
     lines = [f"{letter}) {option}" for letter, option in zip(LETTERS, options, strict=False)]
     return "\n".join([question.strip(), "", *lines, "", _ASKED])

@@ -19,7 +19,7 @@ from typing import Any
 from beamwright.config import Settings, load_recipe, option_owners
 from beamwright.errors import InputError
 from beamwright.search import make_strategy
-from beamwright.search.defaults import resolved, vote_note
+from beamwright.search.defaults import vote_note, with_strategy_and_verifier
 
 _PARTS = ("base", "settings", "grid", "dataset")
 _MOST_POINTS = 10_000
@@ -129,7 +129,7 @@ def _flat(keys: Any, where: str) -> dict[str, Any]:
 def _checked(name: str | None, settings: Settings, where: str = "") -> NamedSettings:
     """Resolve and check settings, so that an error appears before any run starts."""
     try:
-        chosen = resolved(settings)
+        chosen = with_strategy_and_verifier(settings)
         make_strategy(chosen.search)
     except InputError as error:
         raise InputError(f"{where}{error}") from error

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.run import parse_records
-from beamwright.io import import_optional, read_file, read_object, write_whole
+from beamwright.io import import_optional, read_file, read_json_object, write_atomically
 from beamwright.search.choose import CHOICES
 from beamwright.sections import MOST_CANDIDATES
 from beamwright.units import GIB
@@ -86,7 +86,7 @@ def find_runs(folder: Path) -> list[EvaluatedRun]:
 
 def _read_run(above: Path, results: Path) -> EvaluatedRun:
     folder, path = results.parent, results.with_name("settings.json")
-    content, identity = read_file(results), read_object(path, "the settings of a run")
+    content, identity = read_file(results), read_json_object(path, "the settings of a run")
     try:
         dataset, settings = str(identity["dataset"]), dict(identity["settings"])
         n = settings["search"]["n"]
@@ -143,9 +143,9 @@ def write_report(
         marks={True: "\u2713 ", False: "\u2717 ", None: ""},
     )
     # ASCII, because a model's text may hold lone surrogates, which UTF-8 cannot encode.
-    write_whole(path, page.encode("ascii", "xmlcharrefreplace"))
+    write_atomically(path, page.encode("ascii", "xmlcharrefreplace"))
     for file, image_bytes in pngs.items():
-        write_whole(file, image_bytes)
+        write_atomically(file, image_bytes)
     return list(pngs), missing
 
 

@@ -24,9 +24,14 @@ from beamwright.errors import BeamwrightError, InputError, NotFiniteError, Unava
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.io import describe_fault, open_private, read_object, write_whole
+from beamwright.io import (
+    describe_validation_error,
+    open_private,
+    read_json_object,
+    write_atomically,
+)
 from beamwright.saved.identity import plugin_code
-from beamwright.search.alike import options_of
+from beamwright.search.alike import read_options
 from beamwright.search.answers import make_answers
 from beamwright.search.choose import CHOICES, choose
 from beamwright.solver.solution import Solution
@@ -130,7 +135,7 @@ def verdicts(
     search = solution.get("settings", {}).get("search", {})
     name = search.get("answers", "math")
     if gold is None or name == "math":
-        return checker.judge(gold, [solution["answer"], *votes], options_of(problem))
+        return checker.judge(gold, [solution["answer"], *votes], read_options(problem))
     right = make_answers(name, search).key(gold, {})
     return {None: False, **{each: vote == right for each, vote in votes.items() if each}}
 
@@ -170,7 +175,9 @@ def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
         try:
             record = Record(**json.loads(line))
         except ValidationError as error:
-            raise InputError(f"{where}: not a result ({describe_fault(error)})") from error
+            raise InputError(
+                f"{where}: not a result ({describe_validation_error(error)})"
+            ) from error
         except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{where}: not JSON of a result") from error
         if record.unique_id in records:
@@ -241,9 +248,9 @@ class ResultsFolder:
         # Compare after a round trip through JSON, which turns tuples into lists.
         wanted = json.loads(json.dumps(settings))
         if not self._results.stat().st_size:  # no finished problem: any settings may use it
-            write_whole(path, json.dumps(wanted, indent=2) + "\n")
+            write_atomically(path, json.dumps(wanted, indent=2) + "\n")
             return
-        found = read_object(path)
+        found = read_json_object(path)
         if found.get("dataset_sha256") == wanted["dataset_sha256"]:
             found["dataset"] = wanted["dataset"]  # ./set.jsonl equals set.jsonl
         differences = list(_differences(found, wanted, ""))

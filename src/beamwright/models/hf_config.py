@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError, error_line
-from beamwright.io import read_beside, read_object
+from beamwright.io import read_json_object, read_toml_beside
 from beamwright.models.formats import described
 from beamwright.models.formats.files import (
     check_method,
@@ -40,7 +40,7 @@ SUPPORTED = (
     f"supported: {', '.join(FAMILIES)} with dense layers, full or sliding attention, "
     f"rope types {', '.join(_ROPE_TYPES)}"
 )
-_KEYS = read_beside(__file__)
+_KEYS = read_toml_beside(__file__)
 _FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
@@ -80,7 +80,7 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
     """
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        value = read_object(file).get("eos_token_id") if file.is_file() else None
+        value = read_json_object(file).get("eos_token_id") if file.is_file() else None
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             return frozenset(index for index in ids if type(index) is int and index >= 0)

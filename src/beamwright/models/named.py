@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.models.shape import FAMILIES, BuiltSizes, LayerGroup, ModelShape, StatePart
 
-_TABLES = read_beside(__file__)
+_TABLES = read_toml_beside(__file__)
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
 _SUFFIXES = ("-instruct", "-chat", "-hf")
 

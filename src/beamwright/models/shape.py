@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beamwright.errors import UnsupportedModelError
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.plan.costs import record_bytes
 from beamwright.sections import KVDtype
 
@@ -316,5 +316,5 @@ FAMILIES = {
         oddity=_ODDITIES.get(name),
         tensors=TensorNames(**row.get("tensors", {})),
     )
-    for name, row in read_beside(__file__).items()
+    for name, row in read_toml_beside(__file__).items()
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 
 
 class ThoughtFamily(NamedTuple):
@@ -31,7 +31,7 @@ class ThoughtFamily(NamedTuple):
     headers: Sequence[str] = ()
 
 
-FAMILIES = tuple(ThoughtFamily(**row) for row in read_beside(__file__)["families"])
+FAMILIES = tuple(ThoughtFamily(**row) for row in read_toml_beside(__file__)["families"])
 
 
 # Names that chat templates read to turn thinking on or off.

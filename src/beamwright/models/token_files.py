@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from tokenizers import __version__ as _VERSION
 
 from beamwright.errors import InputError
-from beamwright.io import read_object, read_text
+from beamwright.io import read_json_object, read_text
 from beamwright.models.formats import known
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.vocabulary import TokenFiles, read_vocabulary, split_patterns
@@ -249,7 +249,7 @@ def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, 
 
 
 def _read_optional(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.is_file() else {}
+    return read_json_object(file) if file.is_file() else {}
 
 
 # --- transformers --------------------------------------------------------------------------------

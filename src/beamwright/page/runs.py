@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
 from beamwright.errors import InputError
-from beamwright.io import describe_fault, nonfinite_as_null, read_file, write_whole
+from beamwright.io import describe_validation_error, nonfinite_as_null, read_file, write_atomically
 from beamwright.tree import Node, NodeState, SearchTree
 
 RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # format of a run in a file
@@ -283,7 +283,7 @@ def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: st
     Raises:
         InputError: if the file cannot be written.
     """
-    write_whole(path, tree_page(tree, chosen, path.stem, title))
+    write_atomically(path, tree_page(tree, chosen, path.stem, title))
 
 
 def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> str:
@@ -414,4 +414,4 @@ def _validated_events(path: Path, events: Any) -> list[Event]:
     try:
         return TypeAdapter(list[Event]).validate_python(events)
     except ValidationError as error:
-        raise InputError(f"{path}: a damaged run: {describe_fault(error)}") from error
+        raise InputError(f"{path}: a damaged run: {describe_validation_error(error)}") from error

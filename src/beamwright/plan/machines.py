@@ -36,7 +36,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from beamwright.errors import InputError
-from beamwright.io import write_whole
+from beamwright.io import write_atomically
 from beamwright.units import GIB, parse_size
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -244,9 +244,9 @@ def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
         InputError: if the folder or the file cannot be written.
     """
     file = file or default_cache_file()
-    with suppress(OSError):  # `write_whole` then fails, and reports the file
+    with suppress(OSError):  # `write_atomically` then fails, and reports the file
         file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
+    write_atomically(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
     return file
 
 

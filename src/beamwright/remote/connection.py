@@ -32,7 +32,7 @@ _JSON, _LOGIN = json.JSONDecoder(), re.compile(r"//[^/]*@")
 _SSE = {"content-type": "text/event-stream; charset=utf-8-sig"}
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server refused the request.
 
     status: the HTTP status, or the code of an error inside a reply.
@@ -69,7 +69,7 @@ class ServerClient:
             limits = httpx.Limits(keepalive_expiry=_KEPT_S)
             transport = httpx.AsyncHTTPTransport(proxy=proxy, limits=limits)
         except (ImportError, ValueError) as error:  # the message names a missing package
-            raise InputError(f"{way}: {self.line(str(error))}") from error
+            raise InputError(f"{way}: {self.printable_line(str(error))}") from error
         self.client = httpx.AsyncClient(
             base_url=f"{url}/",
             headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
@@ -79,27 +79,27 @@ class ServerClient:
             follow_redirects=True,
         )
 
-    def line(self, said: str) -> str:
+    def printable_line(self, said: str) -> str:
         """Make a server's words printable, without the key, on one line."""
         shown = self._secrets.sub("(the key)", said)
         printable = "".join(char if char.isprintable() else " " for char in shown)
         return " ".join(printable.split())[:_ERROR_CHARS]
 
-    def failure(self, error: BaseException) -> str:
+    def describe_error(self, error: BaseException) -> str:
         """Describe an error in one line."""
-        return f"{self.line(str(error)) or type(error).__name__}{self._hint}"
+        return f"{self.printable_line(str(error)) or type(error).__name__}{self._hint}"
 
-    async def whole(
+    async def fetch_json(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> Any:
         """Return a complete JSON reply.
 
-        Raises what `stream` raises, and Refused for an error inside the reply.
+        Raises what `stream` raises, and RequestRefused for an error inside the reply.
         """
         async with self.stream(method, path, most_s, most, body) as chunks:
             said = b"".join([chunk async for chunk in chunks])
         self.last = said[:_SHOWN].decode(errors="replace")
-        return _checked(json.loads(said))
+        return _raise_on_error(json.loads(said))
 
     @asynccontextmanager
     async def stream(
@@ -108,7 +108,7 @@ class ServerClient:
         """Stream the bytes of a reply: at most `most` of them, in at most `most_s` seconds.
 
         Raises:
-            Refused: if the server refuses the request.
+            RequestRefused: if the server refuses the request.
             TimeoutError: if the reply takes longer.
             ValueError: if the reply is larger.
         """
@@ -117,19 +117,19 @@ class ServerClient:
             if response.request.method != method:  # some redirects turn POST into GET
                 moved = response.history[0]
                 where = f"it has moved to {moved.headers['location']}: write that as --model"
-                raise Refused(moved.status_code, where)
+                raise RequestRefused(moved.status_code, where)
             if response.status_code != httpx.codes.OK:
                 said = b""
                 with suppress(ValueError, httpx.DecodingError):
                     async for chunk in _bounded(response, _ERROR_BYTES):
                         said += chunk
                 after_s = _retry_after_s(response.headers.get("retry-after", ""))
-                raise Refused(response.status_code, said.decode(errors="replace"), after_s)
+                raise RequestRefused(response.status_code, said.decode(errors="replace"), after_s)
             yield _bounded(response, most)
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON of server-sent events; raises Refused for an error among them.
+async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
+    """Yield the JSON of server-sent events; raises RequestRefused for an error among them.
 
     One event may hold several JSON values on lines of their own. A server that does not stream
     sends a single JSON value without an event, which is yielded as well.
@@ -145,20 +145,20 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any
     async for event in EventSource(response).aiter_sse():
         rest = event.data.strip()
         if event.event == "error" and rest:
-            raise Refused(BROKEN, rest, how="an error in its reply")
+            raise RequestRefused(BROKEN, rest, how="an error in its reply")
         while rest:
             if rest.startswith("[DONE]"):
                 return
             value, end = _JSON.raw_decode(rest)
             heard.clear()
-            yield _checked(value)
+            yield _raise_on_error(value)
             rest = rest[end:].lstrip()
     with suppress(ValueError):
-        yield _checked(json.loads(b"".join(heard)))
+        yield _raise_on_error(json.loads(b"".join(heard)))
 
 
-def _checked(value: Any) -> Any:
-    """Return a reply unchanged; raises Refused if it holds an error, even with HTTP 200."""
+def _raise_on_error(value: Any) -> Any:
+    """Return a reply unchanged; raises RequestRefused if it holds an error, even with HTTP 200."""
     if isinstance(value, dict):
         error = value if value.get("object") == "error" else value.get("error")
         choices = value.get("choices")
@@ -168,7 +168,7 @@ def _checked(value: Any) -> Any:
             code = str(error.get("code") if isinstance(error, dict) else "")
             status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else BROKEN
             said = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
-            raise Refused(status, said, how="an error in its reply")
+            raise RequestRefused(status, said, how="an error in its reply")
     return value
 
 

@@ -128,33 +128,35 @@ class Completions:
             **{name: value for name, value in optional.items() if value is not None},
         }
 
-    def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
+    def parse_reply(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
         """Parse a reply; raises KeyError, TypeError or ValueError if it is invalid."""
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
         if not choices:
             raise ValueError("it has no choices")
-        read = count_of(answer, "usage", "prompt_tokens")
-        cached = count_of(answer, "usage", "prompt_tokens_details", "cached_tokens")
-        return Reply(key, [_written(choice, stops) for choice in choices], read, cached)
+        read = find_count(answer, "usage", "prompt_tokens")
+        cached = find_count(answer, "usage", "prompt_tokens_details", "cached_tokens")
+        return Reply(key, [_parse_choice(choice, stops) for choice in choices], read, cached)
 
 
-def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
-    text, ended = text_of(choice["text"]), end_of(choice.get("finish_reason"))
+def _parse_choice(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
+    text, ended = parse_text(choice["text"]), parse_finish_reason(choice.get("finish_reason"))
     named = [value for name in STOP_FIELDS if isinstance(value := choice.get(name), str)]
     if ended != "length" and (named or text.endswith(tuple(stops))):
         ended = "stop"
         if named and not text.endswith(named[0]):
-            text += text_of(named[0])
+            text += parse_text(named[0])
     ids = choice.get("token_ids")
-    return Continuation(text, None if ids is None else ids_of(ids), logprobs_in(choice), ended)
+    return Continuation(
+        text, None if ids is None else parse_ids(ids), choice_logprobs(choice), ended
+    )
 
 
-def logprobs_in(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Read the log-probabilities of a choice or chunk; raises what `logprobs_of` raises."""
-    return logprobs_of((choice.get("logprobs") or {}).get("token_logprobs") or ())
+def choice_logprobs(choice: Mapping[str, Any]) -> tuple[float, ...]:
+    """Read the log-probabilities of a choice or chunk; raises what `parse_logprobs` raises."""
+    return parse_logprobs((choice.get("logprobs") or {}).get("token_logprobs") or ())
 
 
-def end_of(reason: object) -> Ended:
+def parse_finish_reason(reason: object) -> Ended:
     """Parse the `finish_reason` of a text; raises ConnectionError for an unknown one."""
     word = str(reason).lower()
     if word == "length":
@@ -200,8 +202,8 @@ class LlamaServer:
     @classmethod
     def of(cls, url: str, props: Any) -> LlamaServer:
         """Read the number of slots and the context from the server's `/props`."""
-        context = count_of(props, "default_generation_settings", "n_ctx") or 0
-        return cls(f"{url}/completion", count_of(props, "total_slots") or 1, context)
+        context = find_count(props, "default_generation_settings", "n_ctx") or 0
+        return cls(f"{url}/completion", find_count(props, "total_slots") or 1, context)
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
         """Build a request, as `Completions.body` does."""
@@ -224,38 +226,38 @@ class LlamaServer:
             **{"cache_prompt": True, "stream": False, "response_fields": _LLAMA_FIELDS},
         }
 
-    def reply_of(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """Parse a reply, as `Completions.reply_of` does."""
+    def parse_reply(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
+        """Parse a reply, as `Completions.parse_reply` does."""
         del stops  # the reply names the stop string
         every = answer if isinstance(answer, list) else [answer]
         texts = sorted(every, key=lambda text: int(text["index"]))
         first = texts[0]
         # `tokens_cached` would count the cache after the request.
-        cached = count_of(first, "timings", "cache_n")
-        read = count_of(first, "tokens_evaluated")
-        return Reply(key, [_written_by_llama(text) for text in texts], read, cached)
+        cached = find_count(first, "timings", "cache_n")
+        read = find_count(first, "tokens_evaluated")
+        return Reply(key, [_parse_llama_text(text) for text in texts], read, cached)
 
 
 Dialect = Completions | LlamaServer
 
 
-def _written_by_llama(said: Mapping[str, Any]) -> Continuation:
+def _parse_llama_text(said: Mapping[str, Any]) -> Continuation:
     ended = _ENDS.get(said["stop_type"])
     if ended is None:
         raise ConnectionAbortedError(f"a text ended for the reason {said['stop_type']!r}")
-    ids, text = ids_of(said["tokens"]), text_of(said["content"])
+    ids, text = parse_ids(said["tokens"]), parse_text(said["content"])
     if not ids:
         raise ValueError("it does not say which tokens it drew")
     if ended == "stop":  # the server omits the stop string
-        text += text_of(said["stopping_word"])
+        text += parse_text(said["stopping_word"])
     values = [each["logprob"] for each in said.get("completion_probabilities") or ()]
-    return Continuation(text, ids, logprobs_of(values), ended)
+    return Continuation(text, ids, parse_logprobs(values), ended)
 
 
 # --- checks of reply fields, which may have any type -------------------------------------------
 
 
-def text_of(value: object) -> str:
+def parse_text(value: object) -> str:
     """Return a text field; raises TypeError or ValueError if it is not valid text."""
     if not isinstance(value, str):
         raise TypeError(f"a text that is {type(value).__name__}")
@@ -263,7 +265,7 @@ def text_of(value: object) -> str:
     return value
 
 
-def ids_of(values: Iterable[object]) -> tuple[int, ...]:
+def parse_ids(values: Iterable[object]) -> tuple[int, ...]:
     """Return token ids; raises TypeError if one is not an integer."""
     ids = tuple(value for value in values if type(value) is int)
     if len(ids) != len(tuple(values)):
@@ -271,7 +273,7 @@ def ids_of(values: Iterable[object]) -> tuple[int, ...]:
     return ids
 
 
-def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
+def parse_logprobs(values: Iterable[Any]) -> tuple[float, ...]:
     """Return log-probabilities without nulls; raises ValueError if one is not a number."""
     values = [value for value in values if value is not None]
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
@@ -279,7 +281,7 @@ def logprobs_of(values: Iterable[Any]) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-def count_of(value: Any, *names: str) -> int | None:
+def find_count(value: Any, *names: str) -> int | None:
     """Return the count at this path of keys; None if it is missing or not a count."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None

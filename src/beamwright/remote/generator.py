@@ -24,10 +24,10 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
-from beamwright.io import read_object, read_text
+from beamwright.io import read_json_object, read_text
 from beamwright.models.hub import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
-from beamwright.remote.connection import BROKEN, Refused, ServerClient, events
+from beamwright.remote.connection import BROKEN, RequestRefused, ServerClient, read_events
 from beamwright.remote.dialects import (
     CROWDED,
     LLAMA,
@@ -40,14 +40,14 @@ from beamwright.remote.dialects import (
     LlamaServer,
     PromptRequest,
     Reply,
-    count_of,
-    end_of,
-    logprobs_in,
-    text_of,
+    choice_logprobs,
+    find_count,
+    parse_finish_reason,
+    parse_text,
 )
 from beamwright.sections import ELSEWHERE, ModelSettings, SamplingSettings
 
-PLAIN = ":plain"  # suffix of a Beamwright server's model name for one sample without search
+PLAIN_SUFFIX = ":plain"  # suffix of a Beamwright server's model name for one sample without search
 MOST_TRIES = 8  # about a minute in all, enough for a server to restart
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _REPLY_S, _TOKEN_S = 600.0, 1.0  # timeout of a reply with queueing, plus this per token
@@ -97,23 +97,23 @@ class RemoteGenerator:
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._running: dict[Hashable, Future[None]] = {}
         try:
-            self._start(self._find, name).result()
+            self._start(self._connect, name).result()
         except Exception as error:  # an invalid reply may raise anything
             self.close()
             if isinstance(error, BeamwrightError):
                 raise
             why, http = "what answers there does not speak OpenAI's protocol", self._http
-            if isinstance(error, Refused | httpx.HTTPError):
-                why = http.failure(error)
+            if isinstance(error, RequestRefused | httpx.HTTPError):
+                why = http.describe_error(error)
             elif isinstance(error, TimeoutError):
                 why = "what answers there does not end"
             elif http.last:
-                why += f"; it says {http.line(http.last)}"
+                why += f"; it says {http.printable_line(http.last)}"
             raise InputError(f"{self._option}: {why}") from error
         self.most, self.token_ids = self.dialect.most, self.dialect.token_ids
 
     @classmethod
-    def find(cls, settings: ModelSettings) -> RemoteGenerator:
+    def connect(cls, settings: ModelSettings) -> RemoteGenerator:
         """Connect to the server and model of `--model`, and load the model's tokenizer.
 
         Raises:
@@ -123,13 +123,15 @@ class RemoteGenerator:
         url, _, name = spec.removeprefix(ELSEWHERE).partition("#")
         if not _is_url(url):
             raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
-        folder = _tokenizer_of(settings, name.removesuffix(PLAIN))
+        folder = _tokenizer_of(settings, name.removesuffix(PLAIN_SUFFIX))
         codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
         key, login = _read_key(settings.model_key), getattr(spec, "login", "")
         if key and login:
             raise InputError(f"--model {spec}: a login in its URL does not go with --model-key")
         found = cls(url.rstrip("/"), name, codec, key, login)
-        known = found.context or read_object(folder / "config.json").get("max_position_embeddings")
+        known = found.context or read_json_object(folder / "config.json").get(
+            "max_position_embeddings"
+        )
         limits = [limit for limit in (known, settings.context) if isinstance(limit, int) and limit]
         if not limits:
             found.close()
@@ -137,9 +139,9 @@ class RemoteGenerator:
         found.context = min(limits)
         return found
 
-    def ask(self, key: Hashable, prompt: PromptRequest) -> None:
+    def send(self, key: Hashable, prompt: PromptRequest) -> None:
         """Start a request for continuations of a prompt; `wait` returns the reply."""
-        self._running[key] = running = self._start(self._answer, key, prompt)
+        self._running[key] = running = self._start(self._run_request, key, prompt)
         running.add_done_callback(lambda _: self._running.pop(key, None))
 
     def wait(self, timeout_s: float) -> list[Reply]:
@@ -168,11 +170,11 @@ class RemoteGenerator:
         """Return why the server does not answer, or None if it does. Thread-safe."""
         if self._work is None:
             return None
-        asked = asyncio.run_coroutine_threadsafe(self._told("models", _ALIVE_S), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._get_info("models", _ALIVE_S), self._loop)
         try:
             asked.result(2 * _ALIVE_S)
         except Exception as error:  # an invalid reply may raise anything
-            return self._http.failure(error)
+            return self._http.describe_error(error)
         return None
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> Future[None]:
@@ -194,7 +196,7 @@ class RemoteGenerator:
 
     # --- a question, in the event loop -------------------------------------------------------
 
-    async def _answer(self, key: Hashable, prompt: PromptRequest) -> None:
+    async def _run_request(self, key: Hashable, prompt: PromptRequest) -> None:
         """Send the request, with retries, and queue its reply or error for `wait`."""
         single = ""
         for tries in count(1):
@@ -204,27 +206,31 @@ class RemoteGenerator:
                     reply = Reply(key, [await self._read(prompt)])
                 else:
                     async with self._turn if self._is_crowded else nullcontext():
-                        answer = await self._completed(prompt)
-                    reply = self.dialect.reply_of(key, answer, prompt.stops)
+                        answer = await self._post(prompt)
+                    reply = self.dialect.parse_reply(key, answer, prompt.stops)
                 self._replies.put(replace(reply, tries=tries))
                 return
             except Exception as error:  # an invalid reply may raise anything
                 self._is_crowded |= CROWDED in str(error)
-                if prompt.count > 1 and isinstance(error, Refused) and error.status in _SINGLE:
+                if (
+                    prompt.count > 1
+                    and isinstance(error, RequestRefused)
+                    and error.status in _SINGLE
+                ):
                     prompt, single = replace(prompt, count=1), str(error)
                     continue
-                why, most, kind = self._judged(error, prompt, answer)
+                why, most, kind = self._classify_error(error, prompt, answer)
                 pause_s = _pause_s(tries, error)
             if tries >= most:
                 times = f" ({tries} tries)" if tries > 1 else ""
                 before = f"{single}; for a single text: " if single not in ("", why) else ""
-                said = self._http.failure(ValueError(before + why))
+                said = self._http.describe_error(ValueError(before + why))
                 failure = kind(f"the generator at {self._url}: {said}{times}")
                 self._replies.put(Reply(key, tries=tries, error=failure))
                 return
             await asyncio.sleep(pause_s)
 
-    def _judged(
+    def _classify_error(
         self, error: Exception, prompt: PromptRequest, answer: Any
     ) -> tuple[str, int, type[BeamwrightError]]:
         """Return an error's message, its number of tries, and the class to raise.
@@ -232,7 +238,7 @@ class RemoteGenerator:
         answer: the complete reply, or None.
         """
         said = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, Refused):
+        if isinstance(error, RequestRefused):
             most = MOST_TRIES if error.status in (*_PASSING, BROKEN) else 1
             # A lasting refusal that is not about key or model is caused by this request.
             ours = error.status not in (*_PASSING, *_OURS)
@@ -246,21 +252,21 @@ class RemoteGenerator:
             shown = f" in {json.dumps(answer, ensure_ascii=False):.200}"
         return f"no completion ({said}){shown * (answer is not None)}", 1, InputError
 
-    async def _completed(self, prompt: PromptRequest) -> Any:
+    async def _post(self, prompt: PromptRequest) -> Any:
         """Request a complete reply, without streaming."""
-        return await self._http.whole(*self._asked(prompt, self.dialect.token_bytes))
+        return await self._http.fetch_json(*self._build_request(prompt, self.dialect.token_bytes))
 
     async def _read(self, prompt: PromptRequest) -> Continuation:
         """Stream a text up to its first stop string."""
         text, logprobs = "", list[float]()
         ended: Ended | None = None
-        async with self._http.stream(*self._asked(prompt, _EVENT_BYTES)) as chunks:
-            async for event in events(chunks):
+        async with self._http.stream(*self._build_request(prompt, _EVENT_BYTES)) as chunks:
+            async for event in read_events(chunks):
                 for choice in event.get("choices") or ():
-                    text += text_of(choice.get("text") or "")
-                    logprobs += logprobs_in(choice)
+                    text += parse_text(choice.get("text") or "")
+                    logprobs += choice_logprobs(choice)
                     reason = choice.get("finish_reason")  # some say "" for none
-                    ended = end_of(reason) if reason else ended
+                    ended = parse_finish_reason(reason) if reason else ended
                 stops = [text.find(s) + len(s) for s in prompt.stops if s in text]
                 if stops:
                     text, ended = text[: min(stops)], "stop"
@@ -269,7 +275,9 @@ class RemoteGenerator:
             raise ConnectionAbortedError("the text broke off")
         return Continuation(text, None, tuple(logprobs), ended)
 
-    def _asked(self, prompt: PromptRequest, per_token: int) -> tuple[str, str, float, int, Any]:
+    def _build_request(
+        self, prompt: PromptRequest, per_token: int
+    ) -> tuple[str, str, float, int, Any]:
         """Build a request with its timeout and size limit.
 
         The limit includes the prompt, which some servers repeat with every text.
@@ -280,85 +288,89 @@ class RemoteGenerator:
 
     # --- what the server is ------------------------------------------------------------------
 
-    async def _find(self, wanted: str) -> None:
+    async def _connect(self, wanted: str) -> None:
         """Find the model; retry for about a minute while the server is loading it."""
         for tries in count(1):
             try:
-                return await self._look(wanted)
-            except Refused as error:
+                return await self._detect_server(wanted)
+            except RequestRefused as error:
                 if error.status not in _LOADING or tries >= MOST_TRIES:
                     raise
                 await asyncio.sleep(_pause_s(tries, error))
 
-    async def _look(self, wanted: str) -> None:
+    async def _detect_server(self, wanted: str) -> None:
         """Detect the model's name, its context, and the richest dialect the server supports.
 
         A search model of another Beamwright server is refused.
         """
-        answer = await self._told("models", _MODELS_S)
-        models = {text_of(model["id"]): model for model in answer["data"] or ()}
+        answer = await self._get_info("models", _MODELS_S)
+        models = {parse_text(model["id"]): model for model in answer["data"] or ()}
         name = wanted or (next(iter(models)) if len(models) == 1 else None)
         if name not in models and f"{name}:latest" in models:  # Ollama's names have a tag
             name = f"{name}:latest"
         if name not in models:
-            names = self._http.line(", ".join(sorted(models)[:12]))
+            names = self._http.printable_line(", ".join(sorted(models)[:12]))
             names = names or "none: load or pull one there"
             raise InputError(f"{self._option}: say which model, as #NAME; it has {names}")
         self.name = name
-        self.context = count_of(models[name], "max_model_len") or 0
-        if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN):
+        self.context = find_count(models[name], "max_model_len") or 0
+        if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN_SUFFIX):
             whole = "each of its texts is the answer of a whole search"
-            raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN}")
-        if models[name].get("owned_by") == LLAMA and await self._is_native():
+            raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN_SUFFIX}")
+        if models[name].get("owned_by") == LLAMA and await self._try_llama_api():
             return
         refusals, forms, without = list[str](), [*_FORMS], frozenset[str]()
         while forms:
             extras, ids = forms[0]
             self.dialect = Completions(ids=ids, extras=extras, without=without)
             try:
-                self.dialect = await self._learnt(self.dialect)
+                self.dialect = await self._probe_abilities(self.dialect)
                 return
-            except Refused as error:
+            except RequestRefused as error:
                 if error.status not in _MISUNDERSTOOD:
                     raise
                 refusals.append(str(error))
                 named = frozenset(name for name in OPTIONAL if name in str(error)) - without
                 without |= named
                 forms = forms if named else forms[1:]
-        said = self._http.failure(ValueError("; ".join(dict.fromkeys(refusals))))
+        said = self._http.describe_error(ValueError("; ".join(dict.fromkeys(refusals))))
         raise InputError(f"{self._option}: {said}")
 
-    async def _told(self, path: str, most_s: float) -> Any:
+    async def _get_info(self, path: str, most_s: float) -> Any:
         """Request information about the server."""
-        return await self._http.whole("GET", path, most_s, _MODELS_BYTES)
+        return await self._http.fetch_json("GET", path, most_s, _MODELS_BYTES)
 
-    async def _is_native(self) -> bool:
+    async def _try_llama_api(self) -> bool:
         """Return whether this is a llama-server that reports sampled tokens; old ones do not."""
         try:
             # A server with several models loads this one for the request.
-            props = await self._told(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
+            props = await self._get_info(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
             self.dialect = dialect = LlamaServer.of(self._root, props)
-            answer = await self._completed(self._probe(()))
-            (written,) = dialect.reply_of("", answer, ()).written
-        except (Refused, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, Refused) and error.status not in _MISUNDERSTOOD:
+            answer = await self._post(self._probe(()))
+            (written,) = dialect.parse_reply("", answer, ()).written
+        except (RequestRefused, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, RequestRefused) and error.status not in _MISUNDERSTOOD:
                 raise
             return False
         self._check_tokenizer(written.text, written.token_ids or ())
         self.context = self.context or dialect.context
         return True
 
-    async def _learnt(self, dialect: Completions) -> Completions:
-        """Try a dialect; return it with the abilities that the replies show. Raises Refused."""
-        choice = await self._sample(())
-        text, token_ids = text_of(choice["text"]), choice.get("token_ids")
+    async def _probe_abilities(self, dialect: Completions) -> Completions:
+        """Send probes in a dialect, and return the dialect with the abilities that replies show.
+
+        Raises:
+            RequestRefused: if the server does not support the dialect.
+        """
+        choice = await self._sample_probe(())
+        text, token_ids = parse_text(choice["text"]), choice.get("token_ids")
         returns_ids = dialect.extras and token_ids is not None
         if returns_ids:
             self._check_tokenizer(text, token_ids or ())
         shown = False
         if text.strip():
             stop = text.strip()[0]
-            choice = await self._sample((stop,))
+            choice = await self._sample_probe((stop,))
             named = stop in [choice.get(name) for name in STOP_FIELDS]
             shown = named or str(choice.get("text", "")).endswith(stop)
         # If the server does not show the stop string, each text is streamed alone, cut at the stop
@@ -373,12 +385,12 @@ class RemoteGenerator:
         if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
             raise InputError(
                 f"{self._option}: its tokens are others than --tokenizer's: it wrote "
-                f"{self._http.line(repr(text))}, and they are {here!r} here"
+                f"{self._http.printable_line(repr(text))}, and they are {here!r} here"
             )
 
-    async def _sample(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
+    async def _sample_probe(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
         """Request a few greedy tokens."""
-        choice: Mapping[str, Any] = (await self._completed(self._probe(stops)))["choices"][0]
+        choice: Mapping[str, Any] = (await self._post(self._probe(stops)))["choices"][0]
         return choice
 
     def _probe(self, stops: tuple[str, ...]) -> PromptRequest:

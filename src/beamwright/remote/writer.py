@@ -46,14 +46,14 @@ class ServedSchedule(InGpuSchedule):
 
 
 @dataclass(eq=False)
-class _Question:
+class _PendingRequest:
     """Siblings that share one request. A cancelled sibling is None."""
 
     nodes: list[Node | None]
     limit: RowLimit
 
     @property
-    def wanted(self) -> list[Node]:
+    def live_nodes(self) -> list[Node]:
         return [node for node in self.nodes if node is not None]
 
 
@@ -77,7 +77,7 @@ class RemoteSteps(StepWriter):
         self._decodings, self._marks = Decodings(self.default), self.codec.thoughts
         self._ends = StopFinder(self.codec)
         self._waiting: list[Node] = []
-        self._running: dict[Node, _Question] = {}
+        self._running: dict[Node, _PendingRequest] = {}
         self._alone = False  # True once the server returned fewer texts than requested
 
     # --- requests ----------------------------------------------------------------------------
@@ -127,10 +127,10 @@ class RemoteSteps(StepWriter):
         """Forget these nodes. A request with no nodes left is cancelled."""
         for node in nodes:
             self._decodings.forget(node)
-            if (question := self._running.pop(node, None)) is not None:
-                question.nodes[question.nodes.index(node)] = None
-                if not question.wanted:
-                    self.source.cancel(question)
+            if (request := self._running.pop(node, None)) is not None:
+                request.nodes[request.nodes.index(node)] = None
+                if not request.live_nodes:
+                    self.source.cancel(request)
 
     def abort(self) -> None:
         """Cancel everything that runs or waits."""
@@ -147,18 +147,18 @@ class RemoteSteps(StepWriter):
         self.progress.doing(f"round {number}: {len(self._running)} steps are written elsewhere")
         events: list[Event] = []
         for reply in self.source.wait(_WAIT_S):
-            counts, question = self.counts, reply.key
-            assert isinstance(question, _Question)
+            counts, request = self.counts, reply.key
+            assert isinstance(request, _PendingRequest)
             counts.iterations += 1
             counts.requests += reply.tries
             counts.retries += reply.tries - 1
             if reply.error is None:
-                _note_cut(question, reply)
+                _record_truncation(request, reply)
                 counts.prompt_tokens += reply.prompt_tokens or 0
                 counts.cached_tokens += reply.cached_tokens or 0
                 counts.untold_prompts += reply.prompt_tokens is None
                 counts.untold_cached += reply.cached_tokens is None
-            events += self._settled(question, reply)
+            events += self._reply_events(request, reply)
         return events
 
     def _ask(self) -> None:
@@ -171,12 +171,12 @@ class RemoteSteps(StepWriter):
             tokens, closing = row.limit.tokens, self._ends.closing(row)
             if closing is not None:
                 tokens = min(tokens, closing.at - nodes[0].start)
-            question = _Question([*nodes], RowLimit(max(1, tokens), row.limit.reason))
-            self._running.update(dict.fromkeys(nodes, question))
+            request = _PendingRequest([*nodes], RowLimit(max(1, tokens), row.limit.reason))
+            self._running.update(dict.fromkeys(nodes, request))
             self._waiting = [node for node in self._waiting if node not in self._running]
             self.counts.groups += 1
             self.counts.admitted += len(nodes)
-            self.source.ask(question, self._prompt(row, len(nodes), question.limit.tokens))
+            self.source.send(request, self._prompt(row, len(nodes), request.limit.tokens))
 
     def _siblings(self) -> list[Node]:
         """Return the first waiting step and the siblings opened with it.
@@ -220,39 +220,41 @@ class RemoteSteps(StepWriter):
             ignore_eos=step.ignore_eos,
         )
 
-    def _settled(self, question: _Question, reply: Reply) -> list[Event]:
+    def _reply_events(self, request: _PendingRequest, reply: Reply) -> list[Event]:
         """Turn a reply into events. Missing texts are requested again, one by one."""
-        for node in question.wanted:
+        for node in request.live_nodes:
             del self._running[node]
         error = reply.error or (None if reply.written else UnavailableError("nothing was written"))
         if error is not None:
-            return [StepFailed(node, error) for node in question.wanted]
-        missing = [node for node in question.nodes[len(reply.written) :] if node is not None]
+            return [StepFailed(node, error) for node in request.live_nodes]
+        missing = [node for node in request.nodes[len(reply.written) :] if node is not None]
         if missing:
             self._alone = True
             self._waiting = [*missing, *self._waiting]
         events: list[Event] = []
-        for owner, written in zip(question.nodes, reply.written, strict=False):
+        for owner, written in zip(request.nodes, reply.written, strict=False):
             if owner is None:
                 self.counts.row_tokens += len(written.token_ids or ())
                 continue
-            step = self._step(owner, written, question.limit)
+            step = self._build_step(owner, written, request.limit)
             events.append(step)
             if isinstance(step, StepDecoded):
                 self.counts.row_tokens += len(step.token_ids)
                 self.progress.wrote(len(step.token_ids))
         return events
 
-    def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
+    def _build_step(
+        self, node: Node, written: Continuation, limit: RowLimit
+    ) -> StepDecoded | StepFailed:
         """Build a step from a text, token by token, with the rules of local decoding."""
 
         def add(token: int) -> None:
             row.stop = self._ends.reason(row, [token])
             row.tokens.append(token)
 
-        if (failed := self._failed(node, written, limit)) is not None:
+        if (failed := self._check_text(node, written, limit)) is not None:
             return failed
-        ids, row, closing = self._ids(written), self._row(node), None
+        ids, row, closing = self._token_ids_of(written), self._row(node), None
         if begins_thought(node, self._marks) is None:
             step = row.decoding.step
             row.thought, row.otherwise = None, row_limit(node, step, self._context)
@@ -279,7 +281,7 @@ class RemoteSteps(StepWriter):
         row.logprobs = [*written.logprobs[: None if whole else drawn]]
         return row.decoded(self._text(row, written, whole=whole))
 
-    def _ids(self, written: Continuation) -> tuple[int, ...]:
+    def _token_ids_of(self, written: Continuation) -> tuple[int, ...]:
         """Return the text's tokens, including the end token if it ended the text."""
         ids, marks, eos = written.token_ids, self._marks, self.codec.eos_ids
         ids = tuple(self.codec.encode(written.text)) if ids is None else ids
@@ -296,7 +298,7 @@ class RemoteSteps(StepWriter):
             return text_stopped(text, row.node, row.decoding.step.stop_strings)
         return text
 
-    def _failed(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
+    def _check_text(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
         """Check a text's length and tokens; return its failure, or None."""
         token_ids, most = written.token_ids, limit.tokens
         if token_ids is None:
@@ -327,14 +329,14 @@ class RemoteSteps(StepWriter):
         return Row(node, Segment(), decoding, limit, thought=begins)
 
 
-def _note_cut(question: _Question, reply: Reply) -> None:
+def _record_truncation(request: _PendingRequest, reply: Reply) -> None:
     """Record how many prompt tokens the server did not read, if it truncated the prompt.
 
     A few missing tokens are ignored, because the server may tokenise the text into longer tokens.
     Some servers report only tokens that were not cached.
     """
     read = (reply.prompt_tokens or 0) + (reply.cached_tokens or 0)
-    for node in question.wanted[:1] if read else ():
+    for node in request.live_nodes[:1] if read else ():
         unread = node.start - read
         if unread > max(_FEWEST_CUT, node.start * _CUT_SHARE):
             node.usage["prompt_unread"] = unread

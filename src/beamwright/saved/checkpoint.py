@@ -25,11 +25,11 @@ from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.io import describe_fault, read_object, write_whole
+from beamwright.io import describe_validation_error, read_json_object, write_atomically
 from beamwright.models.hf_config import find_shape
 from beamwright.models.load import precision
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
-from beamwright.saved.identity import CODE, plugin_code
+from beamwright.saved.identity import CODE_KEYS, plugin_code
 from beamwright.search import STRATEGIES
 from beamwright.search.answers import ANSWERS
 from beamwright.search.defaults import with_defaults
@@ -44,7 +44,7 @@ _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "
 # Options of these sections that the tree does not depend on.
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
 # Options that older files lack, with the values that they had then.
-_LATER = {
+_OLD_DEFAULTS = {
     "kv_dtype": "auto", "verify_every": 1, "thinking": "auto", "thought_steps": "auto",
     "soft_close": 0.1, "close_message": "", "wave": None, "now": None,
 }  # fmt: skip
@@ -75,7 +75,7 @@ class Checkpoint:
         for option in dict.fromkeys([*wanted, *self.settings]):
             was, now = self.settings.get(option), wanted.get(option)
             if was != now:
-                values = f"{flag_of(option)} {_shown(was)}, not {_shown(now)}"
+                values = f"{flag_of(option)} {_format_value(was)}, not {_format_value(now)}"
                 raise InputError(f"{file}: was saved with {values}")
 
     def restore_progress(self, run: TreeRun) -> None:
@@ -92,7 +92,7 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
     Raises:
         InputError: if one is missing; the message names it.
     """
-    for code, option in CODE.items():
+    for code, option in CODE_KEYS.items():
         name = str(saved.get(option))
         if code in saved and name not in _TABLES[option]:
             owner = str(saved[code]).partition("@")[0].removeprefix(PLUGIN_MODULE)
@@ -135,12 +135,12 @@ def tree_settings(
         for option, value in section.items()
         if option not in _NOT_THE_TREE
         # left out at its default, as in files of older versions
-        and value not in ([], {}, _LATER.get(option, []))
+        and value not in ([], {}, _OLD_DEFAULTS.get(option, []))
     }
     return {**options, **plugin_code(settings), "dtype": dtype, **(owners or {})}
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a setting's value as an error message shows it."""
     return "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
 
@@ -175,14 +175,16 @@ class CheckpointWriter:
             "rounds": tree.rounds,
             "round_tokens": run.round_tokens,
             "elapsed_s": elapsed_s,
-            "nodes": [_node(n, finished_s.get(n)) for n in tree.nodes() if n.parent is not None],
+            "nodes": [
+                _node_to_json(n, finished_s.get(n)) for n in tree.nodes() if n.parent is not None
+            ],
         }
-        content, digest = _digested(body)
+        content, digest = _json_and_checksum(body)
         head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
         if file.exists() and not file.is_file():
             said = "not a regular file; it could not be resumed from"
             raise InputError(f"--checkpoint {file}: {said}")
-        write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
+        write_atomically(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
         self.saved = True
 
     def end(self, **known: Any) -> None:
@@ -194,8 +196,8 @@ class CheckpointWriter:
         if not self.saved:
             return
         with suppress(InputError):
-            content = {**read_object(self.file), ENDED: known}
-            write_whole(self.file, json.dumps(content) + "\n", option="--checkpoint ")
+            content = {**read_json_object(self.file), ENDED: known}
+            write_atomically(self.file, json.dumps(content) + "\n", option="--checkpoint ")
 
 
 _COPIED_FIELDS = (
@@ -204,7 +206,7 @@ _COPIED_FIELDS = (
 )  # fmt: skip
 
 
-def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
+def _node_to_json(node: Node, finished_s: float | None) -> dict[str, Any]:
     """Return a node as plain data. Its text is saved without the part shared with the parent."""
     assert node.parent is not None
     shared = len(before := node.parent.text)
@@ -221,7 +223,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
     }
 
 
-def _digested(body: Any) -> tuple[str, str]:
+def _json_and_checksum(body: Any) -> tuple[str, str]:
     """Return `body` as JSON and the checksum of the JSON.
 
     NaN and infinities are written with Python's names.
@@ -240,7 +242,7 @@ def read_checkpoint(file: Path) -> Checkpoint:
         InputError: if the file cannot be read, is not a checkpoint, or is damaged; the message says
             which.
     """
-    content = read_object(file, "a checkpoint", "--resume ")
+    content = read_json_object(file, "a checkpoint", "--resume ")
     if content.get("format") != FORMAT:
         raise InputError(f"--resume {file}: not a checkpoint")
     if content.get("version") != VERSION:
@@ -249,11 +251,11 @@ def read_checkpoint(file: Path) -> Checkpoint:
             f"this program reads version {VERSION}"
         )
     try:
-        if _digested(content["search"])[1] != content["sha256"]:
+        if _json_and_checksum(content["search"])[1] != content["sha256"]:
             raise InputError(f"--resume {file}: the checkpoint is damaged (checksum)")
-        return _tree_of(_SEARCH.validate_python(content["search"]))
+        return _rebuild_checkpoint(_SEARCH.validate_python(content["search"]))
     except ValidationError as error:
-        what = describe_fault(error)
+        what = describe_validation_error(error)
     except (KeyError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
     raise InputError(f"--resume {file}: the checkpoint is damaged ({what})")
@@ -270,7 +272,7 @@ _Text = InstanceOf[str]  # may contain lone surrogates, unlike pydantic's str
 
 @dataclass(frozen=True)
 class _SavedNode:
-    """A node as `_node` writes it."""
+    """A node as `_node_to_json` writes it."""
 
     lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
     state: NodeState
@@ -312,7 +314,7 @@ class _SavedSearch:
 _SEARCH = TypeAdapter(_SavedSearch)
 
 
-def _tree_of(saved: _SavedSearch) -> Checkpoint:
+def _rebuild_checkpoint(saved: _SavedSearch) -> Checkpoint:
     """Rebuild the tree of a saved search.
 
     Raises:
@@ -331,7 +333,7 @@ def _tree_of(saved: _SavedSearch) -> Checkpoint:
     parents = {step.lineage[:-1] for step in saved.nodes}
     for step in saved.nodes:
         parent = by_lineage[step.lineage[:-1]]
-        node = _add(tree, parent, step, has_children=step.lineage in parents)
+        node = _add_node(tree, parent, step, has_children=step.lineage in parents)
         if node.lineage[1:] != step.lineage:
             raise ValueError(f"node {step.lineage} is out of order")
         by_lineage[step.lineage] = node
@@ -343,7 +345,7 @@ def _tree_of(saved: _SavedSearch) -> Checkpoint:
     return Checkpoint(saved.settings, tree, saved.elapsed_s, saved.round_tokens, finished_s)
 
 
-def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:
+def _add_node(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:
     """Add a saved step to the tree, in its saved state. A pruned step is not pruned yet.
 
     Raises:
@@ -398,7 +400,7 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     # that a strategy derives from it.
     shared = {option: here[option] for option in here if option in saved.settings}
     saved.check_settings(file, {**saved.settings, **shared, "dtype": saved.settings.get("dtype")})
-    kept = {o: v for o, v in saved.settings.items() if o not in here and o not in CODE}
+    kept = {o: v for o, v in saved.settings.items() if o not in here and o not in CODE_KEYS}
     try:
         settings = given.changed(**kept)
         model = settings.model

@@ -18,7 +18,7 @@ from beamwright.search import strategy_row
 from beamwright.search.answers import ANSWERS
 
 # Keys of a saved file's code identities, with the option that each belongs to.
-CODE = {"search_code": "search", "verifier_code": "verifier", "answers_code": "answers"}
+CODE_KEYS = {"search_code": "search", "verifier_code": "verifier", "answers_code": "answers"}
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DIGITS = 12
 
@@ -36,7 +36,7 @@ def identity_of(owner: Any, source: str | None = None) -> str:
     """
     named = owner if isinstance(owner, FunctionType | type) else type(owner)
     digest = hashlib.sha256()
-    for part in _parts(owner):
+    for part in _digest_texts(owner):
         digest.update(part.encode() + b"\0")
     if source is not None:
         digest.update(ast.dump(ast.parse(source)).encode())
@@ -46,7 +46,8 @@ def identity_of(owner: Any, source: str | None = None) -> str:
 def plugin_code(settings: Settings) -> dict[str, str]:
     """Return the identity of each plugin's code that affects the tree of these settings.
 
-    The keys are those of `CODE`; see `identity_of` for the values. Built-in parts are left out.
+    The keys are those of `CODE_KEYS`; the values come from `identity_of`. Built-in parts are left
+    out.
 
     Raises:
         InputError: for an unknown strategy.
@@ -55,18 +56,18 @@ def plugin_code(settings: Settings) -> dict[str, str]:
     rows = strategy_row(search), VERIFIERS.get(settings.model.scorer), ANSWERS.get(search.answers)
     return {
         name: identity_of(row.make, row.source)
-        for name, row in zip(CODE, rows, strict=True)
+        for name, row in zip(CODE_KEYS, rows, strict=True)
         if row is not None and row.is_plugin
     }
 
 
-def _parts(owner: Any) -> Iterator[str]:
+def _digest_texts(owner: Any) -> Iterator[str]:
     """Yield the texts that the digest of `owner` covers.
 
     These are the code of functions and methods, then `identity` or the plain attributes.
     """
     if isinstance(owner, FunctionType):
-        yield from _function(owner)
+        yield from _function_texts(owner)
         return
     kind = owner if isinstance(owner, type) else type(owner)
     for base in kind.__mro__[:-1]:
@@ -74,43 +75,43 @@ def _parts(owner: Any) -> Iterator[str]:
             function = getattr(value, "fget", getattr(value, "__func__", value))
             if isinstance(function, FunctionType):
                 yield name
-                yield from _function(function)
+                yield from _function_texts(function)
     said = getattr(owner, "identity", None)
     if isinstance(said, str):
         yield said
     elif not isinstance(owner, type):
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
-            yield f"{name}={_plain(value)}"
+            yield f"{name}={_value_text(value)}"
 
 
-def _function(function: FunctionType) -> Iterator[str]:
+def _function_texts(function: FunctionType) -> Iterator[str]:
     """Yield the texts of a function: its code, defaults and closure."""
-    yield from _code(function.__code__)
-    yield _plain(function.__defaults__)
-    yield _plain(tuple(sorted((function.__kwdefaults__ or {}).items())))
+    yield from _code_texts(function.__code__)
+    yield _value_text(function.__defaults__)
+    yield _value_text(tuple(sorted((function.__kwdefaults__ or {}).items())))
     for cell in function.__closure__ or ():
-        yield _plain(cell.cell_contents)
+        yield _value_text(cell.cell_contents)
 
 
-def _code(code: CodeType) -> Iterator[str]:
+def _code_texts(code: CodeType) -> Iterator[str]:
     """Yield the texts of a code object, nested code objects included."""
     yield code.co_code.hex()
     yield repr(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _code(constant)
+            yield from _code_texts(constant)
         else:
-            yield _plain(constant)
+            yield _value_text(constant)
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return a text of `value` that is equal in every process; only the type if it is not plain."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_plain, value))}]"
+        return f"[{', '.join(map(_value_text, value))}]"
     if isinstance(value, frozenset | set):
-        return f"{{{', '.join(sorted(map(_plain, value)))}}}"
+        return f"{{{', '.join(sorted(map(_value_text, value)))}}}"
     if isinstance(value, FunctionType):
-        return "|".join(_code(value.__code__))
+        return "|".join(_code_texts(value.__code__))
     return type(value).__qualname__

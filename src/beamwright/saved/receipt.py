@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.io import describe_fault
+from beamwright.io import describe_validation_error
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
@@ -78,7 +78,7 @@ def read_receipt(content: Any, where: str) -> Receipt:
     try:
         return TypeAdapter(Receipt).validate_python(content)
     except ValidationError as error:
-        raise InputError(f"{where}: not a receipt ({describe_fault(error)})") from error
+        raise InputError(f"{where}: not a receipt ({describe_validation_error(error)})") from error
 
 
 # --- its parts -------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def versions() -> Mapping[str, str]:
 
 
 @cache
-def processor(device: str) -> str:
+def processor_name(device: str) -> str:
     """Return the name of the processor; for a CPU, with the instructions that torch uses."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)

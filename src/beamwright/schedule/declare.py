@@ -68,7 +68,7 @@ class ScheduleRow(TableRow):
         return policy
 
 
-SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule", "plan", of_lab=("layerwise",))
+SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule", "plan", lab_names=("layerwise",))
 
 S = TypeVar("S", bound=type[Schedule])
 

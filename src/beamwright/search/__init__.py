@@ -25,8 +25,8 @@ from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow, import_modules
 from beamwright.search.answers import ANSWERS
-from beamwright.search.prospects import by_scores
-from beamwright.sections import Choice, SearchSettings, Section
+from beamwright.search.prospects import predict_by_scores
+from beamwright.sections import AnswerChoice, SearchSettings, Section
 from beamwright.tree import Node, SearchTree
 
 
@@ -53,9 +53,9 @@ class SearchPolicy(Section):
     ) -> list[Prospect]:
         """Return the steps that selection may extend after this round; see `protocols.Foresees`.
 
-        By default they are predicted from the scores so far (`search.prospects.by_scores`).
+        By default they are predicted from the scores so far (`search.prospects.predict_by_scores`).
         """
-        return by_scores(beams, self.search.width, self.search.max_rounds)
+        return predict_by_scores(beams, self.search.width, self.search.max_rounds)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StrategyRow(TableRow):
     """A declared strategy: its name, its class, and the facts that other packages need."""
 
     make: type[SearchPolicy]
-    choose: Choice = "best"  # how the answer is chosen if the settings do not say
+    choose: AnswerChoice = "best"  # how the answer is chosen if the settings do not say
     # Limits in tokens of the first, second, ... step, if the settings give no limit themselves. The
     # last one holds for all later steps.
     step_limits: tuple[int, ...] | None = None

@@ -11,7 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from beamwright.search.quantity import LONGEST, layout, read_number, read_quantity, write_number
+from beamwright.search.quantity import (
+    LONGEST,
+    normalise_layout,
+    read_number,
+    read_quantity,
+    write_number,
+)
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -81,19 +87,21 @@ def normalise_answer(answer: str) -> str:
     `0.5` and `1/2`; `2\sqrt3` and `2\sqrt{3}`; `1, 2` and `\{2,1\}`; `28\%`, `28 percent` and `28`;
     `1.6 miles` and `1.6`; `9 + 8 = 17` and `17`; `Odd` and `odd`.
     """
-    if letter := letter_of(answer):
+    if letter := option_letter(answer):
         return letter
     quantity = read_quantity(answer)
-    if quantity.is_odd:
-        return layout(answer)
+    if quantity.is_text:
+        return normalise_layout(answer)
     # The words are part of the answer unless its value is a number: "am" in 7:30 am is no unit.
-    is_number = read_number(layout(quantity.value)) is not None
-    return " ".join([key_of(quantity.value), *([] if is_number else sorted(quantity.words))])
+    is_number = read_number(normalise_layout(quantity.value)) is not None
+    return " ".join(
+        [canonical_value(quantity.value), *([] if is_number else sorted(quantity.words))]
+    )
 
 
-def key_of(value: str) -> str:
+def canonical_value(value: str) -> str:
     """Return one text for all values that are equal; `value` has no unit or counted noun."""
-    plain = layout(value)
+    plain = normalise_layout(value)
     if (number := read_number(plain)) is not None:
         return write_number(number)
     brackets, items = split_list(value) if len(value) <= LONGEST else ("", [value])
@@ -105,8 +113,8 @@ def key_of(value: str) -> str:
         half = len(brackets) // 2
         return keys[0] if len(keys) == 1 else brackets[:half] + ",".join(keys) + brackets[half:]
     *before, last = re.split(r"(?<![<>!=\\])=(?!=)", value)
-    if before and (_NAME.fullmatch(value) or read_number(layout(before[0])) is not None):
-        return key_of(last)
+    if before and (_NAME.fullmatch(value) or read_number(normalise_layout(before[0])) is not None):
+        return canonical_value(last)
     return plain.casefold() if re.fullmatch(r"[A-Za-z' -]{2,}", plain) else plain
 
 
@@ -130,13 +138,13 @@ def split_option(answer: str) -> tuple[str, str] | None:
     return match["enclosed"] or match["bare"], text[dash.end() :] if dash else text
 
 
-def letter_of(answer: str) -> str | None:
+def option_letter(answer: str) -> str | None:
     """Return the letter of the option that an answer names, with or without the option's text."""
     option = split_option(answer)
     return option[0] if option else None
 
 
-def options_of(problem: str) -> dict[str, str]:
+def read_options(problem: str) -> dict[str, str]:
     """Return the options that a problem lists, by letter; empty if it lists none."""
     marks = list(_MARK.finditer(problem))
     letters = "".join(mark[1] or mark[2] for mark in marks)
@@ -148,7 +156,7 @@ def options_of(problem: str) -> dict[str, str]:
     return dict(zip(LETTERS[:number], listed, strict=False))
 
 
-def choice_of(answer: str, options: Mapping[str, str]) -> str | None:
+def chosen_option(answer: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that an answer names by its letter or by its text."""
     key = normalise_answer(answer)
     same = [
@@ -156,4 +164,4 @@ def choice_of(answer: str, options: Mapping[str, str]) -> str | None:
         for letter, text in options.items()
         if key in (letter, letter.lower(), normalise_answer(text))
     ]
-    return same[0] if len(same) == 1 else letter_of(answer) if same else None
+    return same[0] if len(same) == 1 else option_letter(answer) if same else None

@@ -29,10 +29,10 @@ from beamwright.protocols import Answers
 from beamwright.registry import Table, TableRow
 from beamwright.search.alike import (
     LETTERS,
-    choice_of,
-    letter_of,
+    chosen_option,
     normalise_answer,
-    options_of,
+    option_letter,
+    read_options,
     split_option,
 )
 from beamwright.search.quantity import counted_number, trim
@@ -134,7 +134,7 @@ def _answer_of_part(text: str, options: Mapping[str, str] | None) -> str | None:
     end, boxed = _last_box(text)
     if boxed:  # a phrase after the box may choose one of several answers, or correct the box
         later = takewhile(lambda phrase: phrase[0] >= end, _phrases(text, options))
-        clear = (answer for _, answer in later if letter_of(answer) or counted_number(answer))
+        clear = (answer for _, answer in later if option_letter(answer) or counted_number(answer))
         return next(clear, boxed)
     tagged = [match[1].strip() for match in reversed(list(_TAG.finditer(text)))]
     inside = (
@@ -220,7 +220,7 @@ def _last_letter(text: str, options: Mapping[str, str] | None) -> str | None:
     listed = {match[1] for match in _OPTION_LINE.finditer(text)}
     for line in (last, lines[0]):
         plain = line.strip(" *_$>-")
-        letter, option = split_option(plain) or (choice_of(plain, options or {}), "")
+        letter, option = split_option(plain) or (chosen_option(plain, options or {}), "")
         if letter in [*(options or LETTERS)] and (not option or listed <= {letter}):
             return letter
     mentioned = {mark[mark.lastindex or 0] for mark in _MENTION.finditer(last[-400:])}
@@ -255,7 +255,7 @@ class Mathematics(Section):
 
     def about(self, problem: str) -> Answers:
         way = self.model_copy()
-        way._options = options_of(problem)
+        way._options = read_options(problem)
         return way
 
     def read(self, text: str) -> str | None:
@@ -263,7 +263,7 @@ class Mathematics(Section):
 
     def key(self, answer: str, notes: Mapping[str, str]) -> str:
         del notes
-        return choice_of(answer, self._options) or normalise_answer(answer)
+        return chosen_option(answer, self._options) or normalise_answer(answer)
 
 
 @answers("code", meaning="the last fenced block; compared as text without spaces at line ends")

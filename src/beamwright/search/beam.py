@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Prospect
-from beamwright.registry import OF_LAB, option
+from beamwright.registry import LAB_HINT, option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import FORESIGHTS
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
@@ -52,7 +52,7 @@ class BeamSearch(SearchPolicy):
         if n % width:
             raise InputError(f"--n {n} is not a multiple of --width {width}")
         if self.foresight not in FORESIGHTS:
-            raise InputError(f"--foresight {self.foresight}: {OF_LAB}")
+            raise InputError(f"--foresight {self.foresight}: {LAB_HINT}")
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         this = open_round(tree, self.search)

@@ -11,7 +11,7 @@ from random import Random
 from beamwright.protocols import Action, Complete, Extend, Finish, Prospect
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
-from beamwright.search.prospects import certain
+from beamwright.search.prospects import predict_certain
 from beamwright.tree import Node, SearchTree
 
 
@@ -23,7 +23,7 @@ class IndependentPaths(SearchPolicy):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        return certain([*beams, *ahead], self.search.max_rounds)
+        return predict_certain([*beams, *ahead], self.search.max_rounds)
 
 
 @strategy(

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from beamwright.search.rounds import TIE
-from beamwright.sections import Choice
+from beamwright.sections import AnswerChoice
 
-CHOICES: tuple[Choice, ...] = get_args(Choice)
+CHOICES: tuple[AnswerChoice, ...] = get_args(AnswerChoice)
 
 
 def choose(
     votes: Sequence[str | None],
     scores: Sequence[float | None],
     complete: Sequence[bool],
-    how: Choice,
+    how: AnswerChoice,
 ) -> int:
     """Return the index of the chosen candidate. The sequences are in lineage order.
 

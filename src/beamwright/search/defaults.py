@@ -28,17 +28,17 @@ def with_defaults(
 ) -> Settings:
     """Return `settings` with every open setting of the search filled in.
 
-    In addition to `resolved`, this fills in the strategy's defaults for the choice of the answer,
-    for its options and for the step limits.
+    In addition to `with_strategy_and_verifier`, this fills in the strategy's defaults for the
+    choice of the answer, for its options and for the step limits.
 
-    own_scores: see `resolved`.
+    own_scores: see `with_strategy_and_verifier`.
     own_strategy: True if a strategy object of the user decides. `settings` then name beam search,
         and no options are filled in.
 
     Raises:
-        InputError: see `resolved` and `make_strategy`.
+        InputError: see `with_strategy_and_verifier` and `make_strategy`.
     """
-    settings = resolved(settings, own_scores=own_scores)
+    settings = with_strategy_and_verifier(settings, own_scores=own_scores)
     row = strategy_row(settings.search)
     search, step = settings.search, settings.step
     filled: dict[str, Any] = {"choose": search.choose or row.choose}
@@ -55,7 +55,7 @@ def with_defaults(
     return settings.model_copy(update={"search": search, "step": step})
 
 
-def resolved(settings: Settings, *, own_scores: bool = False) -> Settings:
+def with_strategy_and_verifier(settings: Settings, *, own_scores: bool = False) -> Settings:
     """Return `settings` with a strategy and a verifier filled in.
 
     own_scores: True if the steps are scored by something that no setting names, such as a function

@@ -59,7 +59,7 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
         return []
     decoded = [node for node in tree.nodes() if node.parent and node.turn is None and node.stop]
     drawn = [node for node in decoded if not node.greedy and node.step_text.strip()]
-    steps = [node for node in drawn if not any(child.goes_on for child in node.children)]
+    steps = [node for node in drawn if not any(child.is_continuation for child in node.children)]
     scores = [node.step_score for node in steps if node.step_score is not None]
     name = settings.model.scorer
     who = "the verifier" if name == "none" else f"--verifier {name}"
@@ -150,7 +150,7 @@ def doubts_about_votes(
     ]
 
 
-def doubts_about_drawing(texts: Sequence[str], settings: Settings) -> list[str]:
+def doubts_about_sampling(texts: Sequence[str], settings: Settings) -> list[str]:
     """Warn if temperature 0 has made all candidates the same text.
 
     texts: the texts of the final candidates.

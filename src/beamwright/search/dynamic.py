@@ -13,14 +13,14 @@ from random import Random
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
-from beamwright.search.prospects import by_shares
+from beamwright.search.prospects import predict_by_shares
 from beamwright.search.rounds import (
     Branching,
     give_children,
     largest_remainder,
     open_round,
     ranked,
-    weights_of,
+    score_weights,
 )
 from beamwright.tree import Node, SearchTree
 
@@ -57,11 +57,11 @@ class DynamicBranching(SearchPolicy):
 
         Ended paths keep their places, so only the other beams share children.
         """
-        return by_shares(beams, lambda s: self._shares(s, len(s)), self.search.max_rounds)
+        return predict_by_shares(beams, lambda s: self._shares(s, len(s)), self.search.max_rounds)
 
     def _shares(self, scores: Sequence[float | None], slots: int) -> list[int]:
         """Return the number of children for each score; the sum is `slots`."""
         if not scores:
             return []
-        weights = weights_of(scores, self.branching, self.score_temperature)
+        weights = score_weights(scores, self.branching, self.score_temperature)
         return largest_remainder(weights, slots)

@@ -15,7 +15,7 @@ from beamwright.protocols import Action, Extend, Prospect, Prune
 from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.beam import BeamSearch, extend_best
-from beamwright.search.prospects import certain
+from beamwright.search.prospects import predict_certain
 from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
 
@@ -38,7 +38,7 @@ class Lookahead(BeamSearch):
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         leaves = tree.candidates()
-        rolled = max((leaf.level - rolled_from(leaf).level for leaf in leaves), default=0)
+        rolled = max((leaf.level - rollout_start(leaf).level for leaf in leaves), default=0)
         if rolled == 0:
             level = max((leaf.level for leaf in leaves), default=0)
             this = open_round(tree, self.search, level)
@@ -48,9 +48,9 @@ class Lookahead(BeamSearch):
         rolling = [leaf for leaf in leaves if not leaf.ended]
         if rolled < self.lookahead and rolling:
             return [Extend(leaf, 1, greedy=True) for leaf in rolling]
-        best = [rolled_from(leaf) for leaf in ranked(leaves)]
+        best = [rollout_start(leaf) for leaf in ranked(leaves)]
         slots = self.search.n - len(tree.finished())
-        rollouts = [node for leaf in leaves for node in rollout(leaf)]
+        rollouts = [node for leaf in leaves for node in rollout_steps(leaf)]
         return [*map(Prune, rollouts), *extend_best(best, slots, self.search.width)]
 
     def prospects(
@@ -60,11 +60,11 @@ class Lookahead(BeamSearch):
 
         These children are certain. Which candidates survive after the rollouts is not predicted.
         """
-        going = [leaf for leaf in beams if leaf.level - rolled_from(leaf).level < self.lookahead]
-        return certain(going, self.search.max_rounds, greedy=True)
+        going = [leaf for leaf in beams if leaf.level - rollout_start(leaf).level < self.lookahead]
+        return predict_certain(going, self.search.max_rounds, greedy=True)
 
 
-def rollout(leaf: Node) -> list[Node]:
+def rollout_steps(leaf: Node) -> list[Node]:
     """Return the steps of the rollout that ends in `leaf`, the last step first.
 
     The list is empty if `leaf` belongs to no rollout.
@@ -72,7 +72,7 @@ def rollout(leaf: Node) -> list[Node]:
     return [node for node in reversed(leaf.path()) if node.greedy]
 
 
-def rolled_from(leaf: Node) -> Node:
+def rollout_start(leaf: Node) -> Node:
     """Return the candidate from which the rollout of `leaf` started; `leaf` if it has none."""
     node = leaf
     while node.greedy and node.parent is not None:

@@ -91,7 +91,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         """Return the extensions of this round: of running simulations first, then of new ones."""
         width = self.search.width
         counts = Visits(tree, open_to, self.exploration)
-        steps = [node for node in tree.nodes() if node.parent and not node.goes_on]
+        steps = [node for node in tree.nodes() if node.parent and not node.is_continuation]
         picked: list[Node] = []
         for parent in dict.fromkeys(node.parent for node in steps if node.round == tree.rounds):
             if parent is None or parent.parent is None:
@@ -185,7 +185,7 @@ class Visits:
 
 def _chain_end(step: Node) -> Node:
     """Return the last step of the chain that begins with `step`; only this step is scored."""
-    while step.children and step.children[0].goes_on:
+    while step.children and step.children[0].is_continuation:
         step = step.children[0]
     return step
 
@@ -193,7 +193,7 @@ def _chain_end(step: Node) -> Node:
 def _chain_logprobs(step: Node) -> list[float]:
     """Return the log-probabilities of all tokens of the chain that ends with `step`."""
     logprobs = [*step.logprobs]
-    while step.goes_on and step.parent is not None:
+    while step.is_continuation and step.parent is not None:
         step = step.parent
         logprobs += step.logprobs
     return logprobs

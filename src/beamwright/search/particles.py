@@ -13,11 +13,11 @@ from beamwright.protocols import Action
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import (
-    effective_size,
+    effective_sample_size,
     give_children,
     open_round,
-    systematic,
-    weights_of,
+    score_weights,
+    systematic_resample,
 )
 from beamwright.tree import SearchTree
 
@@ -44,11 +44,11 @@ class ParticleFilter(SearchPolicy):
         if not this.going:
             return this.actions
         scores = [node.score for node in this.going]
-        weights = weights_of(scores, "softmax", self.score_temperature)
+        weights = score_weights(scores, "softmax", self.score_temperature)
         # Pruned duplicates leave free places, which only resampling can fill.
         crowded = len(this.going) != this.slots
-        if crowded or effective_size(weights) <= self.ess * len(weights) * (1 + 1e-9):
-            shares = systematic(weights, this.slots, rng.random())
+        if crowded or effective_sample_size(weights) <= self.ess * len(weights) * (1 + 1e-9):
+            shares = systematic_resample(weights, this.slots, rng.random())
         else:
             shares = [1] * len(weights)
         return [*this.actions, *give_children(this.going, shares)]

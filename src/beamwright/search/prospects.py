@@ -2,8 +2,8 @@
 
 The children of these steps can be decoded ahead (speculation, FlashTTS section 4.1.1). Scores of
 consecutive steps are correlated, so the score of the parent predicts the score of a step. Steps are
-scored as they end; `by_scores` and, for dynamic branching, `by_shares` use a step's own score once
-it is known. In all functions, a path that has reached `max_depth` gets no prospect; None: no limit.
+scored as they end: once a step's own score is known, it is used instead. In all functions, a path
+that has reached `max_depth` gets no prospect; None: no limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from beamwright.protocols import Prospect
 from beamwright.tree import Node, NodeState
 
 
-def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -> list[Prospect]:
+def predict_by_scores(
+    beams: Sequence[Node], width: int, max_depth: int | None = None
+) -> list[Prospect]:
     """Return prospects for the complete steps of this round, the most likely to be kept first.
 
     Every step is ranked by its latest score: its own if it is known, otherwise its parent's.
@@ -37,15 +39,15 @@ def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -
     return best_first(
         Prospect(beam, width, potential=potential(beam, rank))
         for beam, rank in zip(beams, ranks(known), strict=True)
-        if can_go_on(beam, max_depth) and (beam.score is None or rank > 1 - 2 / width)
+        if can_be_extended(beam, max_depth) and (beam.score is None or rank > 1 - 2 / width)
     )
 
 
 # Prediction functions by the value of `--foresight`. The lab adds `bins` (SelectSPEC).
-FORESIGHTS = {"scores": by_scores}
+FORESIGHTS = {"scores": predict_by_scores}
 
 
-def by_shares(
+def predict_by_shares(
     beams: Sequence[Node],
     shares: Callable[[Sequence[float | None]], Sequence[int]],
     max_depth: int | None = None,
@@ -63,21 +65,21 @@ def by_shares(
     return best_first(
         Prospect(beam, count, potential=count + (most if beam.score is not None else 0))
         for beam, count in zip(going, counts, strict=True)
-        if count and can_go_on(beam, max_depth)
+        if count and can_be_extended(beam, max_depth)
     )
 
 
-def certain(
+def predict_certain(
     nodes: Sequence[Node], max_depth: int | None = None, *, greedy: bool = False
 ) -> list[Prospect]:
     """Return a prospect of one child for every complete step that can go on.
 
     For strategies without competition, in which selection extends all these steps.
     """
-    return [Prospect(node, 1, greedy) for node in nodes if can_go_on(node, max_depth)]
+    return [Prospect(node, 1, greedy) for node in nodes if can_be_extended(node, max_depth)]
 
 
-def can_go_on(node: Node, max_depth: int | None = None) -> bool:
+def can_be_extended(node: Node, max_depth: int | None = None) -> bool:
     """Return True if the step of `node` is complete, has no child yet, and its path goes on.
 
     A path ends with an ended reply, or when it has reached `max_depth`.

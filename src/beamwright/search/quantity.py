@@ -101,7 +101,7 @@ class Quantity(NamedTuple):
     in_percent: bool = False  # the answer has a percent sign, which `value` does not contain
     # Words after the value cannot be omitted, so the answer is compared as text. `value` is then
     # the whole answer.
-    is_odd: bool = False
+    is_text: bool = False
 
 
 def trim(answer: str) -> str:
@@ -121,7 +121,7 @@ def _apply_rules(text: str, rules: str) -> str:
     return text
 
 
-def tidy(answer: str) -> str:
+def unify_spelling(answer: str) -> str:
     """Return `answer` with its signs in one spelling.
 
     Emphasis, a name of the value ("Area: "), a leading "about" and an approximation after the exact
@@ -135,14 +135,14 @@ def tidy(answer: str) -> str:
     return trim(whole[1] if whole and re.search(r"\d", whole[1]) else text)
 
 
-def layout(answer: str) -> str:
+def normalise_layout(answer: str) -> str:
     r"""Return one spelling for answers that differ only in layout: `$1,000$` gives `1000`.
 
     LaTeX spacing, `\left`, `\right`, `\text{...}`, the `d` of `\dfrac` and thousands separators are
     removed. `1 1/2` becomes a mixed fraction. `10, 100` with a space after the comma remains a
     list. Two answers with the same layout are equal; equal answers may have different layouts.
     """
-    if len(text := tidy(answer)) > _LONGEST_TEXT:
+    if len(text := unify_spelling(answer)) > _LONGEST_TEXT:
         return " ".join(text.split())
     text = _apply_rules(text, "layout")
     grouped = re.fullmatch(rf"[+-]?\d{{1,3}}(?:{_GAP}\d{{3}})+(?:\.\d+)?", text) is not None
@@ -173,8 +173,8 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
     bare: True if a single letter (`5 N`) can be a unit. If False, it is a variable, unless it is
         inside `\text{}`.
     """
-    if len(text := tidy(answer)) > _LONGEST_TEXT:
-        return Quantity(text, is_odd=True)
+    if len(text := unify_spelling(answer)) > _LONGEST_TEXT:
+        return Quantity(text, is_text=True)
     spelled = _apply_rules(text, "behind") if len(text) <= LONGEST else text
     match = _TAIL.fullmatch(spelled)
     value, tail = match.groups() if match else (spelled, "")
@@ -197,7 +197,7 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
         or any(_is_one_of("changes_first", name) for name in names[:1])
     )
     if changed or not (unit or percent or _is_counted(value, names)):
-        return Quantity(text, is_odd=True)
+        return Quantity(text, is_text=True)
     stems = frozenset(name.removesuffix("s") for name in names if not _is_one_of("filler", name))
     return Quantity(value, unit, stems, bool(percent))
 
@@ -237,7 +237,11 @@ def _parse_unit(text: str) -> Unit | None:
 def counted_number(answer: str) -> str | None:
     """Return the number of an answer without its unit or counted noun; None if it is no number."""
     parsed = read_quantity(answer, bare=True)
-    return None if parsed.is_odd or read_number(layout(parsed.value)) is None else parsed.value
+    return (
+        None
+        if parsed.is_text or read_number(normalise_layout(parsed.value)) is None
+        else parsed.value
+    )
 
 
 # --- exact arithmetic --------------------------------------------------------------------------

@@ -71,17 +71,17 @@ class SequentialRevision(IndependentPaths):
         return Complete(node)
 
 
-def asked_again(leaf: Node) -> bool:
+def has_turn(leaf: Node) -> bool:
     """Return True if the path of `leaf` contains a turn, and thus a complete answer before it."""
     return any(node.turn is not None for node in leaf.path())
 
 
-def best_answer(leaf: Node) -> Node:
+def best_answer_node(leaf: Node) -> Node:
     """Return the node with the best-scored complete answer on the path of `leaf`.
 
     Among equal scores the later answer wins. Without a turn on the path, return `leaf` itself.
     """
-    if not asked_again(leaf):
+    if not has_turn(leaf):
         return leaf
     answers = [node for node in leaf.path() if node.complete and node.answers]
     return min(reversed(answers), key=lambda node: rank_key(node)[0])

@@ -119,7 +119,7 @@ def duplicates(nodes: Iterable[Node], apart: int | None = None) -> list[Node]:
 Branching = Literal["softmax", "linear"]
 
 
-def weights_of(
+def score_weights(
     scores: Sequence[float | None], branching: Branching, temperature: float
 ) -> list[float]:
     """Return one weight per score. No weight is negative, and not all are zero.
@@ -170,7 +170,7 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     return shares
 
 
-def systematic(weights: Sequence[float], total: int, offset: float) -> list[int]:
+def systematic_resample(weights: Sequence[float], total: int, offset: float) -> list[int]:
     """Return how often systematic resampling draws each index, with `total` draws in all.
 
     offset: a uniform random number in [0, 1). Draw j takes the first index at which the cumulated,
@@ -188,6 +188,6 @@ def systematic(weights: Sequence[float], total: int, offset: float) -> list[int]
     return shares
 
 
-def effective_size(weights: Sequence[float]) -> float:
+def effective_sample_size(weights: Sequence[float]) -> float:
     """Return the effective sample size (sum w)^2 / sum w^2, from 1 to the number of weights."""
     return math.fsum(weights) ** 2 / math.fsum(weight * weight for weight in weights)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.counters import PHASES, Counters, share_of
+from beamwright.counters import PHASES, Counters, ratio_or_none
 from beamwright.engine.decisions import cut_short, note_answers, policy_name
 from beamwright.engine.split import MovingSplit
 from beamwright.engine.timeline import Accounting
@@ -23,7 +23,7 @@ from beamwright.protocols import SchedulePolicy
 from beamwright.saved import receipt as receipts
 from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
-from beamwright.search.revise import asked_again, best_answer
+from beamwright.search.revise import best_answer_node, has_turn
 from beamwright.search.rounds import ranked
 from beamwright.solver import solution as result
 from beamwright.solver.machinery import Machinery
@@ -65,7 +65,7 @@ def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
     if n is not None:
         best = ranked(unfinished)[: max(0, n - len(finished))]
         unfinished = [leaf for leaf in unfinished if leaf in best]
-    return [best_answer(leaf) for leaf in [*finished, *unfinished][:n]]
+    return [best_answer_node(leaf) for leaf in [*finished, *unfinished][:n]]
 
 
 def complete_nodes(tree: SearchTree) -> list[Node]:
@@ -73,8 +73,8 @@ def complete_nodes(tree: SearchTree) -> list[Node]:
 
     They are finished paths, and answers about which the model was asked again.
     """
-    unfinished = [leaf for leaf in (*tree.candidates(), *cut_short(tree)) if asked_again(leaf)]
-    return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
+    unfinished = [leaf for leaf in (*tree.candidates(), *cut_short(tree)) if has_turn(leaf)]
+    return [best_answer_node(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
 def candidate_of(node: Node) -> Candidate:
@@ -151,7 +151,7 @@ class Meter:
             last_step=_last_step(nodes[place]) if chosen.answer is None else None,
             candidates=candidates,
             **self._figures(run, settings, candidates, new, now_s - began_s),
-            goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
+            goodput_tok_s=run.goodput_tok_s(nodes, best_answer_node),
             tree_hash=receipt["tree_hash"],
             exact=receipt["exact"],
             seed=search.seed,
@@ -217,7 +217,7 @@ class Meter:
                 mode=settings.schedule.speculation,
                 tokens=tokens.speculated,
                 kept=tokens.speculated_kept,
-                kept_share=share_of(tokens.speculated_kept, tokens.speculated),
+                kept_share=ratio_or_none(tokens.speculated_kept, tokens.speculated),
             ),
             "time": result.TimeStats(total_s=total_s, other_s=other_s, **phases),
             "io_share": phases["stall_s"] / total_s if total_s else 0.0,
@@ -262,7 +262,7 @@ class Meter:
             **machinery.identities(),
             "machine": {
                 "device": device,
-                "processor": receipts.processor(device),
+                "processor": receipts.processor_name(device),
                 "attention": None if generator is None else generator.backend.name,
                 "threads": str(machinery.threads.count),
             },
@@ -329,7 +329,7 @@ class Meter:
             lines += doubts.doubts_about_answers(answers, stops, settings, late)
         votes = [each.vote for each in candidates if each.stop in COMPLETE_STOPS]
         lines += doubts.doubts_about_votes(votes, chosen.vote, settings)
-        lines += doubts.doubts_about_drawing([each.text for each in candidates], settings)
+        lines += doubts.doubts_about_sampling([each.text for each in candidates], settings)
         if settings.schedule.speculation == "truncate":
             lines.append(_TRUNCATED)
         lines += doubts.doubts_about_prompts(tree)

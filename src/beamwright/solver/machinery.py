@@ -200,7 +200,7 @@ class Machinery:
         from beamwright.remote.generator import RemoteGenerator  # noqa: PLC0415 (HTTP)
 
         self.progress.doing(f"looking for {self.settings.model.model}")
-        self.reader = self.remote = RemoteGenerator.find(self.settings.model)
+        self.reader = self.remote = RemoteGenerator.connect(self.settings.model)
         self.settings = with_system_prompt(self.settings, self.remote.codec)
         self.schedule = ServedSchedule(settings=self.settings.schedule)
         source = self._verifier_source(self.settings.model, verifier)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from beamwright.config import Settings, option_owners, section_fields
 from beamwright.counters import Counters
-from beamwright.declare import VERIFIERS, load_all
+from beamwright.declare import VERIFIERS, load_plugins
 from beamwright.engine.decisions import StopFunction, check_stops
 from beamwright.engine.row import Decoding
 from beamwright.engine.tree_run import TreeRun
@@ -132,7 +132,7 @@ class ProblemSettings:
         beside = any(value is not None for name, value in options.items() if name not in _BESIDE)
         if settings is not None and beside:
             raise InputError("give Solver either settings or options, not both")
-        load_all(options.pop("plugins", ()))
+        load_plugins(options.pop("plugins", ()))
         parts = take_parts(options)
         if settings is None:
             settings = Settings.build(**options)

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.counters import CounterView, figure
+from beamwright.counters import CounterView, counter_field
 from beamwright.page.runs import tree_page
 from beamwright.tree import Lineage, SearchTree
 
@@ -131,11 +131,11 @@ class CacheStats(CounterView):
         needed.
     """
 
-    hit_rate: float | None = figure("reused_tokens", per="needed_tokens")
+    hit_rate: float | None = counter_field("reused_tokens", per="needed_tokens")
     needed_tokens: int
     reused_tokens: int
     loaded_tokens: int
-    recomputed_tokens: int = figure("dropped_tokens")
+    recomputed_tokens: int = counter_field("dropped_tokens")
     prefilled_tokens: int
     evicted_blocks: int
     loaded_blocks: int
@@ -160,17 +160,17 @@ class BatchStats(CounterView):
 
     slots: int | None  # limit on rows at a time; None: as many as fit
     iterations: int  # iterations of at most 16 tokens
-    passes: int = figure("steps")  # forward passes
+    passes: int = counter_field("steps")  # forward passes
     # Rows that sampled a token, per forward pass.
-    rows_mean: float | None = figure("row_tokens", per="steps")
+    rows_mean: float | None = counter_field("row_tokens", per="steps")
     # Rows that sampled a token, per computed row; padding and ended rows count as computed.
-    occupancy: float | None = figure("row_tokens", per="slot_tokens")
+    occupancy: float | None = counter_field("row_tokens", per="slot_tokens")
     admitted: int  # rows that joined the batch
     preempted: int  # rows that left it in the middle of their step
     parking_plans: int  # plans with parking (`--batching`)
     verifier_calls: int  # calls of the verifier
     # Steps per call.
-    verifier_steps_mean: float | None = figure("scored_steps", per="verifier_calls")
+    verifier_steps_mean: float | None = counter_field("scored_steps", per="verifier_calls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +186,10 @@ class SparseStats(CounterView):
     """
 
     method: str
-    tokens: int = figure("sparse_tokens")
-    visible_mean: float | None = figure("visible_tokens", per="sparse_tokens")
-    selected_mean: float | None = figure("selected_tokens", per="sparse_tokens")
-    left_out_mean: float | None = figure("left_out", per="sparse_heads")
+    tokens: int = counter_field("sparse_tokens")
+    visible_mean: float | None = counter_field("visible_tokens", per="sparse_tokens")
+    selected_mean: float | None = counter_field("selected_tokens", per="sparse_tokens")
+    left_out_mean: float | None = counter_field("left_out", per="sparse_heads")
     corrections: int
     why: str | None
 
@@ -213,8 +213,8 @@ class RemoteStats(CounterView):
     token_ids: bool
     requests: int
     retries: int
-    prompt_tokens: int | None = figure("prompt_tokens", unless="untold_prompts")
-    cached_tokens: int | None = figure("cached_tokens", unless="untold_cached")
+    prompt_tokens: int | None = counter_field("prompt_tokens", unless="untold_prompts")
+    cached_tokens: int | None = counter_field("cached_tokens", unless="untold_cached")
 
     @property
     def prefilled(self) -> int | None:
@@ -233,7 +233,7 @@ class SpeculationStats(CounterView):
     """
 
     mode: str
-    rows: int = figure("speculative_rows")
+    rows: int = counter_field("speculative_rows")
     tokens: int
     kept: int
     kept_share: float | None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from beamwright.errors import InputError
 from beamwright.plan.sparse import selected_tokens
-from beamwright.registry import OF_LAB
+from beamwright.registry import LAB_HINT
 
 # Tokens per page. A page has bounds on the scores of its keys, and lies within one segment.
 #
@@ -86,7 +86,7 @@ def method_of(text: str) -> Method:
     """
     name, *options = text.split(",")
     if name in _OF_LAB and name not in METHODS:
-        raise InputError(f"--sparse {name}: {OF_LAB}")
+        raise InputError(f"--sparse {name}: {LAB_HINT}")
     if name not in METHODS:
         raise InputError(f"--sparse {text!r}: expected off, auto, {', '.join(METHODS)}")
     given: dict[str, Any] = {}

@@ -4,6 +4,12 @@ This package imports no torch, touches no KV and knows no strategy.
 """
 
 from beamwright.tree.conversation import Conversation, Problem, RawPrompt
+from beamwright.tree.difference import (
+    TreeDifference,
+    find_first_difference,
+    first_differing_round,
+    round_digests,
+)
 from beamwright.tree.node import (
     COMPLETE_STOPS,
     Lineage,
@@ -13,10 +19,9 @@ from beamwright.tree.node import (
     StopReason,
     TopTokens,
     Turn,
-    by_root,
+    group_by_root,
     nodes_on_paths,
 )
-from beamwright.tree.parting import Parting, find_parting, first_differing_round, round_digests
 from beamwright.tree.search_tree import (
     SearchTree,
     make_child,
@@ -26,8 +31,8 @@ from beamwright.tree.search_tree import (
 )
 
 __all__ = [
-    "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Parting", "Problem",
-    "RawPrompt", "SearchTree", "Sees", "StopReason", "TopTokens", "Turn", "by_root",
-    "find_parting", "first_differing_round", "make_child", "make_given_path", "nodes_on_paths",
-    "repeated_tokens", "round_digests", "tree_hash",
+    "COMPLETE_STOPS", "Conversation", "Lineage", "Node", "NodeState", "Problem", "RawPrompt",
+    "SearchTree", "Sees", "StopReason", "TopTokens", "TreeDifference", "Turn",
+    "find_first_difference", "first_differing_round", "group_by_root", "make_child",
+    "make_given_path", "nodes_on_paths", "repeated_tokens", "round_digests", "tree_hash",
 ]  # fmt: skip

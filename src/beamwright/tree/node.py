@@ -158,7 +158,7 @@ class Node:
         return len(self.lineage) - 1
 
     @property
-    def goes_on(self) -> bool:
+    def is_continuation(self) -> bool:
         """True if the node was opened in the same round as its parent.
 
         The parent is then a turn, or a step without a score that the strategy did not select.
@@ -170,9 +170,9 @@ class Node:
     def level(self) -> int:
         """Number of rounds in which the strategy opened a step of this path.
 
-        This is the depth without the nodes for which `goes_on` is true.
+        This is the depth without the nodes for which `is_continuation` is true.
         """
-        return sum(not node.goes_on for node in self.path()[1:])
+        return sum(not node.is_continuation for node in self.path()[1:])
 
     @property
     def problem_id(self) -> str | int:
@@ -190,7 +190,7 @@ class Node:
         """True if the path is still inside a thought after this step."""
         return self.thought and self.stop is not StopReason.THOUGHT_END
 
-    def seen(self, sees: Sees) -> bool:
+    def is_seen_by(self, sees: Sees) -> bool:
         """Return True if a verifier with `sees` scores the part of the reply with this step."""
         return sees == "both" or self.thought == (sees == "thought")
 
@@ -266,7 +266,7 @@ def nodes_on_paths(leaves: Iterable[Node]) -> set[Node]:
     return nodes
 
 
-def by_root(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+def group_by_root(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """Group `nodes` by the root of their tree."""
     by_tree: dict[Node, list[Node]] = {}
     for node in nodes:

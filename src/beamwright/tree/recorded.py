@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from beamwright.io import write_whole
+from beamwright.io import write_atomically
 from beamwright.tree.node import Node, NodeState
 from beamwright.tree.search_tree import SearchTree
 
@@ -58,4 +58,4 @@ def write_recorded(tree: SearchTree, path: Path) -> None:
     Raises:
         InputError: if the file cannot be written.
     """
-    write_whole(path, json.dumps(record_tree(tree), allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(record_tree(tree), allow_nan=False) + "\n")

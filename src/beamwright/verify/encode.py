@@ -85,7 +85,7 @@ class PathEncoder:
         coded = self._encode_parts([parts for parts, _ in written])
         for node, (_, steps), ids, places in zip(nodes, written, *coded, strict=True):
             judged = self._spec.scores == "every_step" or node.ended
-            wanted = steps if judged and node.seen(self._spec.sees) else []
+            wanted = steps if judged and node.is_seen_by(self._spec.sees) else []
             spans = [(0, 0)] * len(self._first) + list(places)
             read_at = [at for step in wanted if (at := self._read_at(spans, step))]
             flat = [index for of_step in read_at for index in of_step]
@@ -180,7 +180,11 @@ class PathEncoder:
         Thoughts or answers are left out if the verifier does not see them.
         """
         first = 0 if after is None else after.depth + 1
-        return [each for each in node.reply() if each.depth >= first and each.seen(self._spec.sees)]
+        return [
+            each
+            for each in node.reply()
+            if each.depth >= first and each.is_seen_by(self._spec.sees)
+        ]
 
     def _stripped(self, text: str) -> str:
         """Return the text of a step; without surrounding delimiters if the format strips them."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from beamwright.errors import InputError
-from beamwright.io import read_object
+from beamwright.io import read_json_object
 from beamwright.sections import Section
 from beamwright.verify.spec import PACKAGED_JUDGE, JudgeSpec, VerifierSpec, read_mapping, validated
 
@@ -36,7 +36,7 @@ class Detect(Section):
         """Return True if the checkpoint in `folder` meets all conditions."""
         config: dict[str, Any] = {}
         with suppress(InputError):  # loading the model reports errors in this file
-            config = read_object(folder / "config.json")
+            config = read_json_object(folder / "config.json")
         if self.name is not None:
             # In the hub's cache a folder is named by its commit, and the model's name is two levels
             # higher: models--ORG--NAME/snapshots/COMMIT.

@@ -122,7 +122,7 @@ class JudgeVerifier:
 
         The list is empty if the step is not judged, or if the context has no room for a critique.
         """
-        seen = [step for step in node.reply() if step.seen(self.spec.sees)]
+        seen = [step for step in node.reply() if step.is_seen_by(self.spec.sees)]
         path = [(step, text) for step in seen if (text := self._stripped(step))]
         ended_only = self.spec.scores == "ended_paths"
         if not (path and node.ended if ended_only else self._stripped(node)):

@@ -32,7 +32,7 @@ from beamwright.models.shape import HEAD_TOKENS
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import check_finite, read_tensors
 from beamwright.protocols import Traits
-from beamwright.tree import Node, by_root
+from beamwright.tree import Node, group_by_root
 from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
 from beamwright.verify.spec import AGGREGATES, Head, VerifierSpec
 
@@ -151,7 +151,7 @@ class PrmVerifier:
 
         Each entry is the state, its encoding, and the request that prefills its tokens.
         """
-        work, trees = [], by_root(nodes)
+        work, trees = [], group_by_root(nodes)
         self._prefill_prefixes(trees)
         for root, steps in trees.items():
             scored = partial(_nearest_scored, batch=frozenset(steps))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from beamwright.engine.row import state_of
 from beamwright.errors import InputError, message_of
-from beamwright.io import write_whole
+from beamwright.io import write_atomically
 from beamwright.models.decoder import Decoder, Linear, in_tiles
 from beamwright.models.digest import digest_later
 from beamwright.models.linear import prepack
@@ -76,7 +76,7 @@ class ProbeHead:
         facts = {"format": FORMAT, "generator": self.generator, "model": self.model}
         facts["report"] = json.dumps(self.report)
         tensors = dict(zip(_NAMES, (t.contiguous() for t in self.tensors), strict=True))
-        write_whole(file, save(tensors, facts))
+        write_atomically(file, save(tensors, facts))
 
 
 def read_head(file: Path) -> ProbeHead:

@@ -187,7 +187,7 @@ class CallableVerifier(StepScorer):
         """
         if not node.step_text.strip():
             return None
-        seen = (step for step in node.reply() if step.seen(self.traits.sees))
+        seen = (step for step in node.reply() if step.is_seen_by(self.traits.sees))
         steps = [step.step_text for step in seen if step.step_text.strip()]
         where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
         try:

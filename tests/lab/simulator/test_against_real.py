@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from beamwright import Solver
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.tree.recorded import write_recorded
@@ -74,7 +74,7 @@ def both(solver, solve, file):
 @pytest.mark.parametrize(
     ("attention", "blocks", "options"),
     [
-        *read_beside(__file__)["cases"],
+        *read_toml_beside(__file__)["cases"],
         ("tree", 28, LAYERS),
         ("dense", 50, LAYERS),
         ("tree", 18, LONGER),

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.models.formats import known
 from beamwright.models.formats.header import KEPT, GgufHeader, Place, read_header
 
 GGUF = ".gguf"
-_WORDS = read_beside(__file__)
+_WORDS = read_toml_beside(__file__)
 # Number of layers of the 27B models, whose scores have another scale. llama.cpp recognises them by
 # this number too.
 _UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}

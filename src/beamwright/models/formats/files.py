@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.io import read_object
+from beamwright.io import read_json_object
 
 _INDEX = ".index.json"
 _USUAL = (
@@ -47,9 +47,9 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: if config.json is missing, or a file is not a JSON object.
     """
-    written, file = read_object(folder / "config.json"), folder / "hf_quant_config.json"
+    written, file = read_json_object(folder / "config.json"), folder / "hf_quant_config.json"
     if file.is_file() and quantisation(written) is None:
-        said = read_object(file).get("quantization")
+        said = read_json_object(file).get("quantization")
         if isinstance(said, dict) and said.get("quant_algo"):
             written["quantization_config"] = {"quant_method": "modelopt", **said}
     return written
@@ -123,13 +123,13 @@ def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
             and does not say which ones are the model.
     """
     config = folder / "config.json"
-    named = read_object(config).get("transformers_weights") if config.is_file() else None
+    named = read_json_object(config).get("transformers_weights") if config.is_file() else None
     first = next((name for name in _USUAL if (folder / name).is_file()), None)
     if (file := named or first) is None:
         return {}, _unindexed_files(folder)
     if not str(file).endswith(_INDEX):
         return {}, [_named_file(folder, file)]
-    files = read_object(index := _named_file(folder, file)).get("weight_map")
+    files = read_json_object(index := _named_file(folder, file)).get("weight_map")
     if not isinstance(files, dict):
         raise InputError(f"model index {index}: it has no weight_map of tensors to files")
     where = {name: _named_file(folder, shard) for name, shard in files.items()}
@@ -141,7 +141,7 @@ def adapter_of(folder: Path) -> str | None:
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None
-    base = read_object(file).get("base_model_name_or_path") or "another model"
+    base = read_json_object(file).get("base_model_name_or_path") or "another model"
     return (
         f"an adapter (adapter_config.json) of {base!s:.200}: merge it into that model first "
         "(PEFT's merge_and_unload), and name the folder of the result"

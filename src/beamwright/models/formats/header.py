@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from beamwright.errors import InputError, UnsupportedModelError, message_of
-from beamwright.io import read_beside, read_regular
+from beamwright.io import read_regular, read_toml_beside
 
 # The format characters of `struct` for GGUF's types of numbers.
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -24,7 +24,7 @@ _TEXT, _LIST = 8, 9  # GGUF's types of values that are no numbers
 _LENGTH = struct.Struct("<Q")
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 20
-_TYPES = read_beside(__file__)
+_TYPES = read_toml_beside(__file__)
 # For each tensor type: its name, the number of values in a block, and the bytes of a block.
 BLOCKS: dict[int, tuple[str, int, int]] = {
     number: (name, values, size) for name, (number, values, size, *_) in _TYPES["read"].items()

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -70,7 +70,7 @@ def nonempty_keys(values: Mapping[str, Any]) -> list[str]:
 
 # --- the tables ------------------------------------------------------------------------------
 
-_TABLES = read_beside(__file__)
+_TABLES = read_toml_beside(__file__)
 _CONFIG, _GGUF = _TABLES["config"], _TABLES["gguf"]
 # Harmless keys of every config.json.
 HARMLESS: tuple[str, ...] = tuple(_CONFIG["harmless"])

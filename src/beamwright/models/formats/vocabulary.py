@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.models.formats.described import refuse, shards
 from beamwright.models.formats.header import read_header
 
@@ -48,7 +48,7 @@ def split_patterns(name: str) -> list[list[str]]:
     The result has one list of expressions, or is [] if the name is unknown. Each expression splits
     the pieces that the previous one left.
     """
-    return [row["by"] for row in read_beside(__file__)["cuts"] if name in row["names"]]
+    return [row["by"] for row in read_toml_beside(__file__)["cuts"] if name in row["names"]]
 
 
 def read_vocabulary(file: Path) -> TokenFiles:
@@ -66,7 +66,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     kinds = _list(metadata, "token_type", int) or [_NORMAL] * len(tokens)
     scores = _list(metadata, "scores", float, int)
     pairs = [merge.partition(" ")[::2] for merge in _list(metadata, "merges", str)]
-    cuts, table = split_patterns(pre or "default"), read_beside(__file__)
+    cuts, table = split_patterns(pre or "default"), read_toml_beside(__file__)
     ends_anywhere = frozenset(table["ends"])
     merged = chain.from_iterable((*pair, "".join(pair)) for pair in pairs)
     refuse(

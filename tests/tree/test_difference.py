@@ -2,7 +2,13 @@
 
 import pytest
 
-from beamwright.tree import Parting, StopReason, find_parting, first_differing_round, round_digests
+from beamwright.tree import (
+    StopReason,
+    TreeDifference,
+    find_first_difference,
+    first_differing_round,
+    round_digests,
+)
 from fakes import new_tree
 
 
@@ -26,16 +32,16 @@ def build(second=(5, 6), stop=StopReason.DELIMITER, keep=0, state="prune"):
     [
         ({}, None),
         ({"state": "keep"}, None),
-        ({"second": (5, 9)}, Parting("tokens", 2, (0, 0), 6, 6, 9)),
-        ({"second": (5,)}, Parting("tokens", 2, (0, 0), 6, 6, None)),
-        ({"second": (5, 6, 7)}, Parting("tokens", 2, (0, 0), 7, None, 7)),
-        ({"stop": StopReason.EOS}, Parting("stop", 2, (0, 0))),
-        ({"keep": 1}, Parting("steps", 2, (0, 0))),
+        ({"second": (5, 9)}, TreeDifference("tokens", 2, (0, 0), 6, 6, 9)),
+        ({"second": (5,)}, TreeDifference("tokens", 2, (0, 0), 6, 6, None)),
+        ({"second": (5, 6, 7)}, TreeDifference("tokens", 2, (0, 0), 7, None, 7)),
+        ({"stop": StopReason.EOS}, TreeDifference("stop", 2, (0, 0))),
+        ({"keep": 1}, TreeDifference("steps", 2, (0, 0))),
     ],
 )
 def test_the_first_difference(changes, expected):
     was, now = build(), build(**changes)
-    assert find_parting(was, now) == expected
+    assert find_first_difference(was, now) == expected
     other = first_differing_round(round_digests(was), round_digests(now))
     assert other == (None if expected is None else expected.round)
 
@@ -44,7 +50,7 @@ def test_open_steps_are_not_written_yet():
     was, now = build(), build()
     now.keep(now.candidates()[0])
     now.expand(now.root.children[0].children[0], 3)
-    assert find_parting(was, now) is None
+    assert find_first_difference(was, now) is None
     assert round_digests(was) == round_digests(now)
 
 

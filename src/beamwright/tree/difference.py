@@ -17,7 +17,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True)
-class Parting:
+class TreeDifference:
     """The first difference between two trees, in the order of round and lineage."""
 
     # The kind of difference: the step's tokens, its stop reason, or a step in one tree only.
@@ -56,7 +56,7 @@ def first_differing_round(was: Sequence[str], now: Sequence[str]) -> int | None:
     return None
 
 
-def find_parting(was: SearchTree, now: SearchTree) -> Parting | None:
+def find_first_difference(was: SearchTree, now: SearchTree) -> TreeDifference | None:
     """Return the first difference between the decoded steps of two trees, or None."""
     trees = [
         {(node.round, node.lineage[1:]): node for node in _decoded_steps(tree)}
@@ -65,11 +65,11 @@ def find_parting(was: SearchTree, now: SearchTree) -> Parting | None:
     for number, lineage in sorted(trees[0].keys() | trees[1].keys()):
         one, other = (steps.get((number, lineage)) for steps in trees)
         if one is None or other is None:
-            return Parting("steps", number, lineage)
+            return TreeDifference("steps", number, lineage)
         if one.token_ids != other.token_ids:
-            return Parting("tokens", number, lineage, *_first_differing_token(one, other))
+            return TreeDifference("tokens", number, lineage, *_first_differing_token(one, other))
         if one.stop != other.stop:
-            return Parting("stop", number, lineage)
+            return TreeDifference("stop", number, lineage)
     return None
 
 
