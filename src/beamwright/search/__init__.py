@@ -1,4 +1,4 @@
-"""Search strategies: pure policies over a scored tree. Each strategy has one file and declaration.
+"""Search strategies (`--search`): choose after each round which paths are extended or pruned.
 
 ```python
 @strategy("epsilon-beam", meaning="beam search that now and then keeps another step",
@@ -9,8 +9,9 @@ class EpsilonBeam(SearchPolicy):
     def select(self, tree, rng): ...
 ```
 
-A strategy sees only the tree: no model, KV or schedule. This package imports all its modules, so
-that their declarations are registered. Papers: LBS section 2.3, FlashTTS section 2.
+Each strategy has one file. It sees only the scored tree: no model, KV or schedule. This package
+imports all its modules, so that their declarations are registered. Papers: LBS section 2.3,
+FlashTTS section 2.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from beamwright.tree import Node, SearchTree
 class SearchPolicy(Section):
     """Base class of the strategies. The fields of a subclass are the options of its strategy.
 
-    A strategy keeps no state between rounds and reads everything from the tree. A resumed search
-    therefore continues in the same way. A subclass checks in `model_post_init` that its options fit
-    together.
+    A strategy keeps no state between rounds and reads everything from the tree, so a search that is
+    resumed from a checkpoint makes the same choices. A subclass checks in `model_post_init` that
+    its options fit together.
     """
 
     # The fields that are not options, because every strategy has them.
@@ -45,15 +46,19 @@ class SearchPolicy(Section):
     search: SearchSettings = SearchSettings()
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """Return the actions for the candidates of this round; see `protocols.Strategy`."""
+        """Return the actions for the candidates of a round, called once the round is scored.
+
+        See `protocols.Strategy`.
+        """
         raise NotImplementedError
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """Return the steps that selection may extend after this round; see `protocols.Foresees`.
+        """Predict which steps `select` will extend after this round, for speculation.
 
-        By default they are predicted from the scores so far (`search.prospects.predict_by_scores`).
+        By default the prediction follows the scores so far (`search.prospects.predict_by_scores`).
+        See `protocols.Foresees` for the parameters.
         """
         return predict_by_scores(beams, self.search.width, self.search.max_rounds)
 
@@ -77,7 +82,7 @@ class StrategyRow(TableRow):
     competes: bool = True
     # Each `width` consecutive children of the root form a subtree, and subtrees do not compete.
     apart: bool = False
-    # The search ends with exactly n finished paths, unless a stop rule or --max-rounds ends it.
+    # The search ends with exactly n final candidates, unless a stop rule or --max-rounds ends it.
     fills: bool = True
     # A step with children gets no further children, and a pruned path never returns. The text that
     # all leaves have in common is therefore final while the search still runs.
@@ -89,7 +94,7 @@ class StrategyRow(TableRow):
     finals: Callable[[Sequence[Node], int], list[Node]] | None = None
 
     def make_policy(self, settings: SearchSettings) -> SearchPolicy:
-        """Return the strategy, with its options taken from `settings`.
+        """Build the strategy, with its options from `settings`.
 
         Raises:
             InputError: for an option of another strategy, or for a value that is not valid.
@@ -101,23 +106,23 @@ class StrategyRow(TableRow):
 
 DEFAULT_SEARCH = "beam"
 STRATEGIES: Table[StrategyRow] = Table("search", "--search", "select", taken=("list",))
-# Declare a strategy by its name, `meaning` and fields of `StrategyRow`.
-#
-# Several declarations may share one class.
+# Decorator that declares a strategy class: a name, `meaning` and fields of `StrategyRow`. Several
+# declarations may share one class.
 strategy = partial(declaration, STRATEGIES, StrategyRow)
 
 
 def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:
-    """Return the random stream of one round.
+    """Return the random generator with which the strategy decides the current round.
 
-    Its seed consists of the strategy's name, the user's seed, the problem id and the round number.
+    The seed consists of the strategy's name, the user's seed, the problem id and the round number,
+    so a resumed search draws the same numbers.
     """
     key = f"{settings.search} {settings.seed} {tree.root.lineage[0]!r} {tree.rounds}"
     return Random(key)
 
 
 def make_strategy(settings: SearchSettings) -> SearchPolicy:
-    """Return the strategy that `--search` names, after checking its settings.
+    """Build the strategy that `--search` names, and check its settings.
 
     Raises:
         InputError: for an unknown name, an option of another strategy, or settings that the
@@ -127,7 +132,7 @@ def make_strategy(settings: SearchSettings) -> SearchPolicy:
 
 
 def strategy_row(settings: SearchSettings) -> StrategyRow:
-    """Return the row that `--search` names, or the row of beam search if it names none.
+    """Return the declaration of the strategy that `--search` names; without a name, of beam search.
 
     Raises:
         InputError: for an unknown name.

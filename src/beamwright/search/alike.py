@@ -1,8 +1,8 @@
-r"""Equality of answers without algebra: lists, multiple-choice options, and the key of a vote.
+r"""Normalise answers, so that equal answers become equal texts and can be counted in a vote.
 
-The functions compare texts and exact numbers only. Order does not matter in a list or a set; it
-matters in a tuple. The options of a problem are read from its text, so that they are known in every
-context: in a problem set, in a chat and on another machine. Their letters are A to J.
+The functions compare texts and exact numbers, without algebra. Order does not matter in a list or a
+set; it matters in a tuple. The options of a multiple-choice problem are read from its text, so they
+need no other source. Their letters are A to J.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(
 
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-# The mark of an option: "A) ..", "A. ..", "**A:** .." at the beginning of a line; "(A)" anywhere.
+# The letter that begins an option: "A) ..", "A. ..", "**A:** .." at a line's start; "(A)" anywhere.
 _MARK = re.compile(r"(?:^[ \t>*_-]*([A-J])[).:]|(?<![A-Za-z0-9])\(([A-J])\)\}?)[*_]*", re.MULTILINE)
 _NAMED = re.compile(
     r"(?P<word>(?i:the\s+)?(?i:correct\s+)?(?i:option|choice|answer|letter)(?:\s+is)?\s*:?\s*)?"
@@ -47,7 +47,7 @@ _DASH = re.compile(r"[-\u2013\u2014]\s+(?=[A-Za-z]{3}|[A-Za-z]+ [A-Za-z])")
 
 
 def split_list(text: str) -> tuple[str, list[str]]:
-    """Return the brackets of a list, set or tuple ("" without brackets) and its items.
+    """Split a list, set or tuple into its brackets ("" for none) and its items.
 
     A text that is not a list is returned as one item. `1 and 2` is a list, and so is `\\pm 3`.
     """
@@ -67,9 +67,9 @@ def split_list(text: str) -> tuple[str, list[str]]:
 
 
 def _split_names(items: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the name and the value of each item, such as `x` and `1` for `x=1`.
+    """Split each item into a variable's name and a value, such as `x` and `1` for `x=1`.
 
-    All names are "" if they have the same first letter: `x=1, x=2` and `x_1=1, x_2=2` both
+    All names are "" if they begin with the same letter, because `x=1, x=2` and `x_1=1, x_2=2` both
     mean `1, 2`.
     """
     named = [
@@ -81,7 +81,7 @@ def _split_names(items: Sequence[str]) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=4096)  # candidates of one problem often have equal answers and are read often
 def normalise_answer(answer: str) -> str:
-    r"""Return one text for all answers that evaluation calls equal.
+    r"""Return one text for all equal answers, for votes and for evaluation.
 
     Answers that are equal only by algebra keep different texts. Equal are, for example: `\frac12`,
     `0.5` and `1/2`; `2\sqrt3` and `2\sqrt{3}`; `1, 2` and `\{2,1\}`; `28\%`, `28 percent` and `28`;
@@ -100,7 +100,7 @@ def normalise_answer(answer: str) -> str:
 
 
 def canonical_value(value: str) -> str:
-    """Return one text for all values that are equal; `value` has no unit or counted noun."""
+    """Return one text for all equal values: numbers, lists or formulas without a unit."""
     plain = normalise_layout(value)
     if (number := read_number(plain)) is not None:
         return write_number(number)
@@ -139,13 +139,16 @@ def split_option(answer: str) -> tuple[str, str] | None:
 
 
 def option_letter(answer: str) -> str | None:
-    """Return the letter of the option that an answer names, with or without the option's text."""
+    """Return the option's letter that an answer states, with or without the option's text.
+
+    None if the answer states no letter.
+    """
     option = split_option(answer)
     return option[0] if option else None
 
 
 def read_options(problem: str) -> dict[str, str]:
-    """Return the options that a problem lists, by letter; empty if it lists none."""
+    """Return the texts of a multiple-choice problem's options, by letter; empty if it has none."""
     marks = list(_MARK.finditer(problem))
     letters = "".join(mark[1] or mark[2] for mark in marks)
     number = max((n for n in range(2, len(LETTERS) + 1) if LETTERS[:n] in letters), default=0)
@@ -157,7 +160,10 @@ def read_options(problem: str) -> dict[str, str]:
 
 
 def chosen_option(answer: str, options: Mapping[str, str]) -> str | None:
-    """Return the letter of the option that an answer names by its letter or by its text."""
+    """Return the letter of the option that an answer states by letter or by text; None if none.
+
+    options: the problem's options (`read_options`).
+    """
     key = normalise_answer(answer)
     same = [
         letter

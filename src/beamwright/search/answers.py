@@ -1,4 +1,4 @@
-r"""Answer formats: how the answer of a path is read, and when two answers are equal (`--answers`).
+r"""Answer formats (`--answers`): extract the answer from a reply, and decide which ones are equal.
 
 Each format is one declaration:
 
@@ -9,9 +9,9 @@ class Sql(Section):
     def key(self, answer, notes): return notes.get("result", answer)
 ```
 
-Votes, stop rules, pages and records read only the results on the nodes (`Node.answer`,
-`Node.vote`). The default format looks for a box, a tag, a phrase or a line. Unlike `math-verify`,
-it does not take the last number of a text as the answer. A path that states no answer has no vote.
+The results are stored on the nodes (`Node.answer`, `Node.vote`); votes and stop rules read only
+these. The default format looks for a box, a tag, a phrase or a line. Unlike `math-verify`, it does
+not take the last number of a text as the answer. A path that states no answer has no vote.
 """
 
 from __future__ import annotations
@@ -146,7 +146,10 @@ def _answer_of_part(text: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _last_box(text: str) -> tuple[int, str]:
-    """Return the end of the last box, and the contents of this box and the boxes joined to it."""
+    """Return the position after the last box, and its content ("" without a box).
+
+    Boxes that "and" or a comma joins to the last one are part of the content.
+    """
     closing, boxes = _closing_braces(text), []
     for match in _BOX.finditer(text):
         end = match.end() if match[1] else closing.get(match.end(), 0)
@@ -162,7 +165,7 @@ def _last_box(text: str) -> tuple[int, str]:
 
 
 def _phrases(text: str, options: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
-    """Yield the position and the answer of each phrase and line, from the last to the first."""
+    """Yield (position, answer) of each phrase or line that states an answer, the last one first."""
     matches = [*_PHRASE.finditer(text), *_HASHES.finditer(text), *_CHOSEN.finditer(text)]
     for match in sorted(matches, key=lambda match: match.start(), reverse=True):
         # A number follows #### in an answer line; words follow it in a Markdown heading.
@@ -210,10 +213,10 @@ def _stated_letter(text: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _last_letter(text: str, options: Mapping[str, str] | None) -> str | None:
-    """Return the option's letter that the last line or the first line consists of.
+    """Return the option's letter that the last or the first line states; None if neither does.
 
-    The letter may be followed by the option's text. Otherwise, return the only letter of `options`
-    that the last line mentions.
+    The line is the letter, maybe with the option's text. Failing that, the last line may mention
+    exactly one letter of `options`.
     """
     lines = text.strip().splitlines() or [""]
     last = lines[-1]
@@ -243,20 +246,20 @@ def _closing_braces(text: str) -> dict[int, int]:
 # --- formats ------------------------------------------------------------------------------------
 
 ANSWERS: Table[TableRow] = Table("search", "--answers", "read", "key")
-# Declare an answer format: a class with `read` and `key`; see `protocols.Answers`.
+# Decorator that declares an answer format: a class with `read` and `key` (`protocols.Answers`).
 answers = partial(declaration, ANSWERS, TableRow)
 
 
 @answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; compared as exact numbers")
 class Mathematics(Section):
-    """The default format. An option's letter and its text are equal if the problem lists it."""
+    """Default format, for mathematics and multiple choice: a letter equals its option's text."""
 
     _options: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def about(self, problem: str) -> Answers:
-        way = self.model_copy()
-        way._options = read_options(problem)
-        return way
+        answers = self.model_copy()
+        answers._options = read_options(problem)
+        return answers
 
     def read(self, text: str) -> str | None:
         return extract_answer(text, self._options)
@@ -268,7 +271,7 @@ class Mathematics(Section):
 
 @answers("code", meaning="the last fenced block; compared as text without spaces at line ends")
 class Code(Section):
-    """Format for programs, queries and proofs."""
+    """Format for programs, queries and proofs: the last fenced code block is the answer."""
 
     def read(self, text: str) -> str | None:
         blocks = _FENCED.findall(text)
@@ -280,9 +283,9 @@ class Code(Section):
 
 
 def make_answers(name: str, given: Mapping[str, Any], problem: str = "") -> Answers:
-    """Return the answer format `name` for one problem.
+    """Build the answer format that `--answers` names, for one problem.
 
-    given: the options of the search section by name; the format uses its own among them.
+    given: the options of the search section by name; the format takes its own among them.
     problem: the text of the problem; "" if the format is not for one problem.
 
     Raises:
@@ -290,6 +293,6 @@ def make_answers(name: str, given: Mapping[str, Any], problem: str = "") -> Answ
     """
     row = ANSWERS.find(name)
     own = {option: given[option] for option in row.options if option in given}
-    way: Answers = make_declared(ANSWERS, row.make, own)
-    about = getattr(way, "about", None)
-    return way if about is None else about(problem)
+    answers: Answers = make_declared(ANSWERS, row.make, own)
+    about = getattr(answers, "about", None)
+    return answers if about is None else about(problem)

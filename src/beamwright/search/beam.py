@@ -1,4 +1,4 @@
-"""Step-wise beam search (LBS section 2.3): expand, score, keep the best k = n / width steps."""
+"""Step-wise beam search (LBS section 2.3): keep the n / width best steps of each round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # token limits of the first steps (FlashTTS
     needs_scores=True,
 )
 class BeamSearch(SearchPolicy):
-    """Beam search with n candidates per round and `width` children per survivor.
+    """Beam search: the n / width best candidates of a round get `width` children each.
 
     Raises:
         InputError: if n < width, or if n is not a multiple of width.
@@ -71,14 +71,15 @@ class BeamSearch(SearchPolicy):
         return self.likely(beams)
 
     def likely(self, beams: Sequence[Node]) -> list[Prospect]:
-        """Return the prospects of `beams`, which all compete with each other."""
+        """Predict the extended steps among `beams`, which all compete with each other."""
         return FORESIGHTS[self.foresight](beams, self.search.width, self.search.max_rounds)
 
 
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:
-    """Share `slots` children evenly among the best ceil(slots / width) nodes; prune the rest.
+    """Give `slots` children evenly to the best ceil(slots / width) nodes, and prune the rest.
 
-    If the division leaves a remainder, the best nodes get one child more.
+    best_first: the nodes to decide, sorted by score. If the division leaves a remainder, the best
+        nodes get one child more.
     """
     num_survivors = min(len(best_first), -(-slots // width))
     shares = even_shares(slots, num_survivors) + [0] * (len(best_first) - num_survivors)

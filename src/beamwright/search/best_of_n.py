@@ -1,6 +1,6 @@
-"""best-of-n, majority and weighted: n independent paths, no pruning.
+"""Strategies best-of-n, majority and weighted: n independent paths, without pruning.
 
-The three strategies differ only in how they choose the answer. With n = 1 each is one sample.
+They differ only in how they choose the answer. With n = 1 each is one sample.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class IndependentPaths(SearchPolicy):
     "best-of-n", meaning="n independent paths, the best-scored answer", commits=True, competes=False
 )
 class BestOfN(IndependentPaths):
-    """Extend every unfinished path until it ends or has `max_rounds` steps.
+    """Strategy that extends every unfinished path until it ends or has `max_rounds` steps.
 
     With `wave`, the next paths begin when all earlier paths have ended or are cut off. A stop rule
     that ends the search between two waves (`--stop-votes`, `--stop-confidence`) saves the remaining

@@ -1,7 +1,4 @@
-"""Choice of the answer among the final candidates: best score, majority, or score-weighted vote.
-
-The functions are pure. They read votes, scores and completeness flags, and no tree or model.
-"""
+"""Choose the answer among the final candidates: best score, majority, or score-weighted vote."""
 
 from __future__ import annotations
 

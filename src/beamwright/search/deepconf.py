@@ -1,9 +1,9 @@
 """Online DeepConf: prune paths of low confidence (Fu et al. 2025, Algorithm 2).
 
-The first paths, the warm-up, run to their end, and their scores set the bar: the lowest confidence
-that is accepted. Each later path is pruned after the first step with a score below the bar.
-The published method differs in two points: it checks the confidence after every token, and it stops
-the search early if enough votes agree.
+The first paths, the warm-up, run to their end. Their scores set the bar, the lowest confidence that
+is accepted. Each later path is pruned after its first step with a score below the bar. The
+published method instead checks the confidence after every token, and it stops the search early if
+enough votes agree.
 """
 
 from __future__ import annotations
@@ -96,10 +96,9 @@ class OnlineDeepConf(IndependentPaths):
         return [*actions, Finish(reason)]
 
     def _bar(self, tree: SearchTree) -> float:
-        """Return the confidence that the share `keep` of the warm-up paths reaches.
+        """Return the bar: the score that the share `keep` of the warm-up paths reaches.
 
-        The value is interpolated between two neighbouring scores. It is -inf if no path has a
-        score.
+        It is the quantile 1 - keep of their scores, interpolated; -inf if no path has a score.
         """
         scores = [_last_step(node).score for node in tree.root.children[: self.num_first]]
         known = sorted(score for score in scores if score is not None and not math.isnan(score))
@@ -111,7 +110,7 @@ class OnlineDeepConf(IndependentPaths):
 
 
 def _nodes_below(nodes: Iterable[Node], bar: float) -> list[Node]:
-    """Return the nodes with a score below `bar`, by more than a tie."""
+    """Return the nodes whose score is below `bar` by more than the tolerance TIE."""
     return [node for node in nodes if node.score is not None and node.score < bar - TIE]
 
 

@@ -1,8 +1,8 @@
-"""Default strategy and verifier, which depend on each other and on the model.
+"""Fill in the default strategy and verifier, which depend on each other and on the model.
 
-The bundled model has the bundled verifier and beam search. Any other model has no verifier unless
-the user names one; by default its paths then vote. Without a verifier, it is an error to choose a
-strategy that needs scores. Models with random weights exist only to be measured: their own
+The bundled model gets the bundled verifier and beam search. Any other model has no verifier unless
+the user names one, and its default strategy is a majority vote. Without a verifier, a strategy that
+needs scores is an error. Models with random weights exist only for measurements: their own
 log-probabilities are the scores, and no strategy is refused.
 """
 
@@ -26,7 +26,7 @@ _PAGE = "see docs/guides/verifiers.md"
 def with_defaults(
     settings: Settings, *, own_scores: bool = False, own_strategy: bool = False
 ) -> Settings:
-    """Return `settings` with every open setting of the search filled in.
+    """Return `settings` with every unset setting of the search filled in.
 
     In addition to `with_strategy_and_verifier`, this fills in the strategy's defaults for the
     choice of the answer, for its options and for the step limits.

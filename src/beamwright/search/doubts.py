@@ -1,8 +1,8 @@
-"""Warnings about a solution: an unknown kind of problem, useless scores, no answer, a weak vote.
+"""Warnings that a solution is doubtful: unfamiliar problem, useless scores, no answer, weak vote.
 
-If the verifier does not fit the model, a search still ends with an answer, but chance has chosen
-it. These warnings tell the user. The functions are pure: they read a finished tree and the
-settings. Each returns its warnings as a list of lines, empty without a warning.
+A search with an unsuitable verifier still ends with an answer, but chance has chosen it. These
+warnings tell the user. The functions read a finished tree and the settings. Each returns its
+warnings as a list of lines, which is empty if all is well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
 
     A search that reads no scores gets no warning.
 
-    settings: settings with the strategy, its choice of the answer and the verifier filled in.
+    settings: the settings after `search.defaults.with_defaults`.
     """
     if not _reads_scores(settings):
         return []
@@ -84,7 +84,7 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
 
 
 def doubts_about_prompts(tree: SearchTree) -> list[str]:
-    """Warn if a remote server has cut a prompt, and thus has not read all of its tokens."""
+    """Warn if a remote server has truncated a prompt."""
     worst = max(tree.nodes(), key=lambda node: node.usage["prompt_unread"])
     read = worst.start - worst.usage["prompt_unread"]
     if read == worst.start:
@@ -151,7 +151,7 @@ def doubts_about_votes(
 
 
 def doubts_about_sampling(texts: Sequence[str], settings: Settings) -> list[str]:
-    """Warn if temperature 0 has made all candidates the same text.
+    """Warn if all candidates are the same text because the temperature is 0.
 
     texts: the texts of the final candidates.
     """

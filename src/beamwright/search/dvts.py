@@ -1,8 +1,8 @@
-"""Diverse verifier tree search: n / width subtrees, each of which keeps its best child.
+"""Diverse verifier tree search (DVTS): n / width subtrees, each of which keeps its best child.
 
-Subtrees never compete with each other. Each subtree has `width` places, and its finished paths keep
-their places, so that a search ends with exactly n paths. The search-and-learn implementation
-differs: when the best child of a subtree has ended, it reduces the subtree to one finished path.
+Subtrees never compete with each other. Each has `width` places, and finished paths keep their
+places, so a search ends with exactly n paths. In search-and-learn, a subtree whose best child has
+ended is instead reduced to that one path.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DiverseTrees(BeamSearch):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """Predict which children each subtree may extend next; subtrees do not compete."""
+        """Predict the extended steps of each subtree separately: subtrees do not compete."""
         families = self._subtrees(beams).values()
         return best_first(each for family in families for each in self.likely(family))
 

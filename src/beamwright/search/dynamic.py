@@ -1,8 +1,8 @@
-"""Dynamic branching: the n children of a round are shared out in proportion to the scores.
+"""Dynamic branching: candidates get children in proportion to their scores.
 
 `softmax` over score / temperature is the rule of REBASE. `linear` is the rule of FlashTTS ("each
-beam branches proportionally to its verifier score", Fig. 11). Here the numbers of children add up
-to the free places. REBASE rounds each number separately, so that its sum can be larger or smaller.
+beam branches proportionally to its verifier score", Fig. 11). The numbers of children add up to the
+free places; in REBASE, which rounds each number separately, their sum may differ.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class DynamicBranching(SearchPolicy):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """Return the children that each beam would get by the scores so far.
+        """Predict the number of children that each beam gets, from the scores so far.
 
-        Ended paths keep their places, so only the other beams share children.
+        Ended paths keep their places, so only the other beams get children.
         """
         return predict_by_shares(beams, lambda s: self._shares(s, len(s)), self.search.max_rounds)
 
     def _shares(self, scores: Sequence[float | None], slots: int) -> list[int]:
-        """Return the number of children for each score; the sum is `slots`."""
+        """Divide `slots` children among the scores; return the number for each score."""
         if not scores:
             return []
         weights = score_weights(scores, self.branching, self.score_temperature)

@@ -1,9 +1,9 @@
 """Lookahead search: beam search that scores each candidate by the end of a k-step rollout.
 
 A cycle has k + 1 rounds. The first round decodes the candidates. The next k rounds extend each
-candidate by a rollout, which is one greedy path of k steps. The score at the end of the rollout
-decides which candidates survive, and then all rollouts are pruned. search-and-learn also decodes
-these rollouts, but its scores do not use them.
+candidate by a rollout (one greedy path of k steps). The score at the rollout's end decides whether
+the candidate survives. Then all rollouts are pruned. search-and-learn also decodes such rollouts,
+but does not score them.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Lookahead(BeamSearch):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        """Return one greedy child for every leaf whose rollout has steps left.
+        """Predict one greedy child for every leaf whose rollout has steps left.
 
-        These children are certain. Which candidates survive after the rollouts is not predicted.
+        This prediction is always right. Which candidates survive is not predicted.
         """
         going = [leaf for leaf in beams if leaf.level - rollout_start(leaf).level < self.lookahead]
         return predict_certain(going, self.search.max_rounds, greedy=True)
@@ -73,7 +73,7 @@ def rollout_steps(leaf: Node) -> list[Node]:
 
 
 def rollout_start(leaf: Node) -> Node:
-    """Return the candidate from which the rollout of `leaf` started; `leaf` if it has none."""
+    """Return the candidate from which the rollout of `leaf` started; `leaf` itself without one."""
     node = leaf
     while node.greedy and node.parent is not None:
         node = node.parent

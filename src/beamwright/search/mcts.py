@@ -1,11 +1,11 @@
-"""Monte Carlo tree search over steps: PUCT picks the leaves that get children.
+"""Monte Carlo tree search (MCTS) over steps: PUCT picks the leaves that get children.
 
 A simulation walks from the root to a leaf by PUCT and gives the leaf children. In each later round
-it extends the best of its newest children, until its path ends. Rollouts are not used: the value of
-a step is the score of its path, as in AlphaMath (Chen et al. 2024). No state is kept between
-rounds: running simulations, visits and values are read from the tree, so that a resumed search
-continues in the same way. Several simulations run in parallel. A picked leaf counts as a visit at
-once, before its value is known (unobserved samples, Liu et al. 2020).
+it extends the best of its newest children, until its path ends. There are no rollouts: the value of
+a step is the score of its path, as in AlphaMath (Chen et al. 2024). Running simulations, visits and
+values are read from the tree in each round, so a resumed search continues in the same way. Several
+simulations run in parallel: a picked leaf counts as a visit at once, before its value is known
+(unobserved samples, Liu et al. 2020).
 """
 
 from __future__ import annotations
@@ -88,7 +88,12 @@ class MonteCarloTreeSearch(SearchPolicy):
         return [*actions, *map(Prune, ranked(waiting)[places:]), Finish(reason)]
 
     def _extended(self, tree: SearchTree, open_to: Sequence[Node]) -> list[Extend]:
-        """Return the extensions of this round: of running simulations first, then of new ones."""
+        """Return the actions that extend leaves in this round.
+
+        Running simulations come first, then new ones.
+
+        open_to: the leaves that may still be extended.
+        """
         width = self.search.width
         counts = Visits(tree, open_to, self.exploration)
         steps = [node for node in tree.nodes() if node.parent and not node.is_continuation]
@@ -108,9 +113,9 @@ class MonteCarloTreeSearch(SearchPolicy):
 
 
 class Visits:
-    """The statistics that PUCT needs for every step, read from the tree.
+    """Visits, values and priors of every step for PUCT, computed from the tree in each round.
 
-    A chain of steps that is scored only at its end, as with `--verify-every`, counts as one step.
+    With `--verify-every`, a chain of steps that is scored only at its end counts as one step.
 
     visits: for each step, the number of extended steps in its subtree, itself included. Picking a
         leaf adds one visit to each step of the leaf's path.
@@ -156,7 +161,7 @@ class Visits:
                 self.leaves[parent] += self.leaves[node]
 
     def puct(self, node: Node) -> float:
-        """Return the value of `node` plus its exploration bonus."""
+        """Return the PUCT value of `node`: its value plus the exploration bonus."""
         spread = math.sqrt(self.visits[self.parents[node]]) / (1 + self.visits[node])
         bonus = self._exploration * self.priors[node] * spread
         return round(self.values[node] + bonus, _DECIMALS)
@@ -184,7 +189,7 @@ class Visits:
 
 
 def _chain_end(step: Node) -> Node:
-    """Return the last step of the chain that begins with `step`; only this step is scored."""
+    """Return the last step of the chain (`Visits`) that begins with `step`; only it is scored."""
     while step.children and step.children[0].is_continuation:
         step = step.children[0]
     return step
@@ -211,7 +216,7 @@ def _scores(steps: Sequence[Node]) -> dict[Node, float]:
 
 
 def _priors(siblings: Sequence[Node]) -> list[float]:
-    """Return the priors of sibling steps, which add up to 1.
+    """Return the PUCT priors of sibling steps: a softmax over their mean token log-probability.
 
     All priors are equal if any sibling has no log-probabilities.
     """

@@ -1,8 +1,8 @@
-"""Particle filtering (Puri et al. 2025): resample in proportion to exp(score / temperature).
+"""Particle filtering (Puri et al. 2025): resample paths in proportion to exp(score / temperature).
 
 The particles are the unfinished paths of a round. Systematic resampling draws one particle for each
 free place. In published filters, finished particles are also resampled and may be dropped. Here
-they keep their places: they cost nothing more, and a search has to end with exactly n answers.
+they keep their places: they cost nothing more, and a search must end with exactly n answers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Prediction of the steps that selection will extend, before all scores of the round are known.
+"""Predict which steps selection will extend, before the round is over (for speculation).
 
-The children of these steps can be decoded ahead (speculation, FlashTTS section 4.1.1). Scores of
-consecutive steps are correlated, so the score of the parent predicts the score of a step. Steps are
-scored as they end: once a step's own score is known, it is used instead. In all functions, a path
-that has reached `max_depth` gets no prospect; None: no limit.
+The children of these steps can be decoded ahead (FlashTTS section 4.1.1). Scores of consecutive
+steps are correlated, so the parent's score predicts a step's score until the step has its own. In
+all functions, a path of `max_depth` steps gets no prospect; None: no limit.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from beamwright.tree import Node, NodeState
 def predict_by_scores(
     beams: Sequence[Node], width: int, max_depth: int | None = None
 ) -> list[Prospect]:
-    """Return prospects for the complete steps of this round, the most likely to be kept first.
+    """Predict that the best-scored steps of this round are extended; return the likeliest first.
 
-    Every step is ranked by its latest score: its own if it is known, otherwise its parent's.
-    Selection keeps the share 1 / width of the steps. The order is:
+    A step is ranked by its own score, or by its parent's score until it has one. Selection keeps
+    the share 1 / width of the steps. The order is:
 
     1. scored steps whose rank lies within this share,
     2. steps without a score, by rank,
@@ -52,12 +51,11 @@ def predict_by_shares(
     shares: Callable[[Sequence[float | None]], Sequence[int]],
     max_depth: int | None = None,
 ) -> list[Prospect]:
-    """Return prospects with the number of children that each beam would get now.
+    """Predict that each beam gets the children that it would get by the scores so far.
 
-    The latest score of a beam is its own if it is known, otherwise its parent's. Scored beams come
-    first.
+    A beam without a score is judged by its parent's score. Scored beams come first.
 
-    shares: function from the latest scores of the unfinished beams to their numbers of children.
+    shares: returns the numbers of children for the scores of all unfinished beams.
     """
     going = [beam for beam in beams if not beam.ended]
     counts = shares([_latest_score(beam) for beam in going])
@@ -72,17 +70,17 @@ def predict_by_shares(
 def predict_certain(
     nodes: Sequence[Node], max_depth: int | None = None, *, greedy: bool = False
 ) -> list[Prospect]:
-    """Return a prospect of one child for every complete step that can go on.
+    """Predict one child for every complete step of an unfinished path.
 
-    For strategies without competition, in which selection extends all these steps.
+    This is for strategies such as best-of-n, whose selection extends all these steps.
     """
     return [Prospect(node, 1, greedy) for node in nodes if can_be_extended(node, max_depth)]
 
 
 def can_be_extended(node: Node, max_depth: int | None = None) -> bool:
-    """Return True if the step of `node` is complete, has no child yet, and its path goes on.
+    """Return True if the step of `node` is complete and waits for selection, and may get a child.
 
-    A path ends with an ended reply, or when it has reached `max_depth`.
+    It may not if its path has ended or has `max_depth` steps.
     """
     undecided = node.state is NodeState.CANDIDATE and not node.ended
     return undecided and (max_depth is None or node.depth < max_depth or node.level < max_depth)
@@ -95,10 +93,10 @@ def _latest_score(beam: Node) -> float | None:
 
 
 def ranks(scores: Sequence[float | None]) -> list[float]:
-    """Return the rank of each score: the share of known scores below it, from 0 to 1.
+    """Return the percentile rank of each score, from 0 to 1: the share of known scores below it.
 
-    Scores equal to it, itself included, count half. An unknown score has rank 0. If all known
-    scores are equal, or none is known, every rank is 1.
+    Equal scores, itself included, count half. An unknown score has rank 0. If all known scores are
+    equal, or none is known, every rank is 1.
     """
     known = sorted(score for score in scores if score is not None)
 
@@ -113,5 +111,5 @@ def ranks(scores: Sequence[float | None]) -> list[float]:
 
 
 def best_first(prospects: Iterable[Prospect]) -> list[Prospect]:
-    """Return the prospects in the order of their potential, the largest first."""
+    """Sort prospects by their potential, the largest first."""
     return sorted(prospects, key=lambda prospect: -prospect.potential)

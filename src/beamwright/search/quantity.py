@@ -1,11 +1,10 @@
-r"""Parts of an answer: its layout, its exact value, and its unit or counted noun.
+r"""Parse a mathematical answer into an exact value and a unit or counted noun ("12 apples").
 
-One convention holds for all spellings, in `\text{}` or not: an answer may omit its unit or the
-counted noun, but it must not name a different one. Words after a number are a unit if they are a
-known unit, and a counted noun if they are a plural. Words that change the number ("half",
-"squared", "if n is even") are part of the value. Values are exact numbers and arithmetic as in
-answers: `\frac{3}{4}`, `2^{-99}`, `1.5\times10^3`, `5!`. Letters, roots and functions have no value
-here. Limits on lengths and sizes bound the work for one answer.
+An answer may omit its unit or the counted noun, but it must not name a different one. Words after a
+number are a unit if they are a known unit, and a counted noun if they are a plural. Words that
+change the number ("half", "squared", "if n is even") are part of the value. Values are numbers and
+exact arithmetic: `\frac{3}{4}`, `2^{-99}`, `1.5\times10^3`, `5!`. Letters, roots and functions have
+no value here. Limits on lengths and sizes bound the work for one answer.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from typing import Any, NamedTuple
 from beamwright.io import read_yaml
 
 LONGEST = 400  # characters of the longest answer that is parsed
-# Characters of the longest text that the rules are applied to: their work grows with the square of
-# the length.
+# Characters of the longest text to which the rules of `spellings.yaml` are applied: their work
+# grows with the square of the length.
 _LONGEST_TEXT = 2 * LONGEST
 _MOST_LAYERS = 16  # nested marks that `trim` removes, such as "$" around quotes
 _AROUND = re.compile(
@@ -53,14 +52,14 @@ _FACTOR = re.compile(r"([A-Za-z]+)(?:\s*\^\s*(\d+))?")
 
 @cache
 def _spellings() -> dict[str, Any]:
-    """Return the content of `spellings.yaml`, which is read at the first answer, not at import."""
+    """Return the content of `spellings.yaml`; it is read at the first answer, not at import."""
     rules: dict[str, Any] = read_yaml(Path(__file__).with_name("spellings.yaml"), "spellings")
     return rules
 
 
 @cache
 def _rules(name: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return the compiled rules of the section `name`: patterns and their replacements."""
+    """Return a section of `spellings.yaml` as pairs of a compiled pattern and its replacement."""
     rules = []
     for written, replacement, *pairs in _spellings()[name]:
         pattern = reduce(lambda text, part: text.replace(*part), _PARTS.items(), written)
@@ -77,7 +76,7 @@ def _is_one_of(words: str, word: str) -> bool:
 
 @cache
 def _units() -> dict[str, tuple[str, int, Fraction]]:
-    """Return dimension, power and size in base units for each spelling of a unit."""
+    """Return (dimension, power, size in base units) for each spelling of a unit."""
     return {
         spelling: (dimension, int(power), Fraction(size))
         for dimension, power, size, *spellings in map(str.split, _spellings()["units"])
@@ -115,17 +114,17 @@ def trim(answer: str) -> str:
 
 
 def _apply_rules(text: str, rules: str) -> str:
-    """Apply the rules of the section `rules` to `text`, and return the result."""
+    """Return `text` after the rules of one section of `spellings.yaml`."""
     for pattern, replacement in _rules(rules):
         text = pattern.sub(replacement, text).strip()
     return text
 
 
 def unify_spelling(answer: str) -> str:
-    """Return `answer` with its signs in one spelling.
+    """Return `answer` with each symbol in one spelling, and without text around the value.
 
-    Emphasis, a name of the value ("Area: "), a leading "about" and an approximation after the exact
-    value are removed.
+    That is emphasis, a name of the value ("Area: "), a leading "about", and an approximation after
+    the exact value.
     """
     text = trim(trim(answer).strip("*,"))
     if len(text) > _LONGEST_TEXT:
@@ -136,11 +135,11 @@ def unify_spelling(answer: str) -> str:
 
 
 def normalise_layout(answer: str) -> str:
-    r"""Return one spelling for answers that differ only in layout: `$1,000$` gives `1000`.
+    r"""Return one text for answers that differ only in LaTeX and spaces: `$1,000$` gives `1000`.
 
     LaTeX spacing, `\left`, `\right`, `\text{...}`, the `d` of `\dfrac` and thousands separators are
     removed. `1 1/2` becomes a mixed fraction. `10, 100` with a space after the comma remains a
-    list. Two answers with the same layout are equal; equal answers may have different layouts.
+    list. Answers with the same result are equal, but not all equal answers have the same result.
     """
     if len(text := unify_spelling(answer)) > _LONGEST_TEXT:
         return " ".join(text.split())
@@ -165,7 +164,7 @@ def normalise_layout(answer: str) -> str:
 
 
 def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
-    r"""Split an answer into its value and the parts that may be omitted.
+    r"""Split an answer into its value, and a unit or counted noun that may be omitted.
 
     Reads `5\text{ cm}^2`, `18 inches`, `10 km per hour`, `\$18 in total`, `90^\circ`, `60 eggs`,
     `3 million`, `28\%`.
@@ -203,7 +202,7 @@ def read_quantity(answer: str, *, bare: bool = False) -> Quantity:
 
 
 def _is_counted(value: str, words: list[str]) -> bool:
-    """Return True if the words after `value` name a counted noun, or only filler words.
+    """Return True if the words after `value` are a counted noun ("60 eggs") or only filler words.
 
     The noun must be a plural, unless `value` is 1 or a fraction.
     """
@@ -305,7 +304,7 @@ def write_number(number: Fraction) -> str:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Return the exact value of a parsed expression.
+    """Evaluate a parsed arithmetic expression exactly.
 
     Raises:
         ValueError: for anything except numbers and the known operators and functions.

@@ -1,9 +1,8 @@
-"""Sequential revision (Self-Refine): a draft, a critique of it, and a new answer, on n paths.
+"""Sequential revision (Self-Refine): each of n paths is a draft, its critique and a new answer.
 
-Each revision adds two user turns through the chat template: the first asks for a critique, the
-second for a new answer. The model sees the whole conversation. Critiques are not scored. The
-best-scored answer of a path counts, so a bad revision costs only its tokens. Without scores the
-last answer counts.
+Each revision adds two user turns through the chat template: one asks for a critique, one for a new
+answer. The model sees the whole conversation. Critiques are not scored. The best-scored answer of a
+path counts, so a bad revision costs only its tokens. Without scores the last answer counts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ REVISION = (
     votes_change="a path's answer may still change",
 )
 class SequentialRevision(IndependentPaths):
-    """Sequential revision on n paths. A reply that ends by itself is followed by the next turn."""
+    """Sequential revision on n paths. The next turn follows when the model has ended its reply."""
 
     revisions: int = option(1, ge=1, le=64, help="Critiques and new answers per path.")
     critique_prompt: str = option(
@@ -72,7 +71,7 @@ class SequentialRevision(IndependentPaths):
 
 
 def has_turn(leaf: Node) -> bool:
-    """Return True if the path of `leaf` contains a turn, and thus a complete answer before it."""
+    """Return True if the path of `leaf` has a user turn, and so a complete answer before it."""
     return any(node.turn is not None for node in leaf.path())
 
 

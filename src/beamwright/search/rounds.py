@@ -1,4 +1,4 @@
-"""Shared parts of the strategies: opening a round, ranking candidates, and sharing out children.
+"""Functions that several strategies share: open a round, rank candidates, distribute children.
 
 A finished candidate keeps one of the n places, and a round gives out only the remaining places. A
 search therefore ends with exactly n candidates. search-and-learn instead fills every round up to n
@@ -20,19 +20,19 @@ from beamwright.tree import Node, SearchTree
 
 @dataclass(frozen=True)
 class Round:
-    """The state of a round after `open_round`: its first actions and the nodes left to decide."""
+    """Result of `open_round`: actions that are already decided, and the nodes left to decide."""
 
     actions: list[Action]
     # Candidates that can be extended, in lineage order. Empty if `actions` already decide the whole
     # round, because the search begins or ends.
     going: Sequence[Node] = ()
-    slots: int = 0  # number of children to share out among `going`
+    slots: int = 0  # number of children to distribute among `going`
 
 
 def open_round(
     tree: SearchTree, settings: SearchSettings, level: int | None = None, apart: int | None = None
 ) -> Round:
-    """Decide the actions that most strategies share, and return the nodes left to decide.
+    """Decide what is the same in most strategies; each `select` begins with this.
 
     The first round gives the root n children. A later round completes ended candidates, prunes
     duplicates if `filter_duplicates` is set, and finishes the search if no place is left, if no
@@ -81,15 +81,15 @@ def rank_key(node: Node) -> tuple[float, tuple[str | int, ...]]:
 
 
 def ranked(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes ordered by score, the best first.
+    """Sort nodes by score, the best first.
 
-    Ties are ordered by lineage, so that the order never depends on the schedule.
+    Ties are sorted by lineage, so that the order never depends on the schedule.
     """
     return sorted(nodes, key=rank_key)
 
 
 def subtree_of(node: Node, apart: int | None) -> int:
-    """Return the number of the subtree that contains `node`.
+    """Return the number of the subtree (DVTS) that contains `node`.
 
     apart: number of the root's children in each subtree; None: there is one subtree, number 0.
     """
@@ -122,7 +122,7 @@ Branching = Literal["softmax", "linear"]
 def score_weights(
     scores: Sequence[float | None], branching: Branching, temperature: float
 ) -> list[float]:
-    """Return one weight per score. No weight is negative, and not all are zero.
+    """Convert scores to weights for resampling or branching: none is negative, not all are 0.
 
     branching: "softmax" weighs exp(score / temperature), as in REBASE and particle filtering.
         "linear" weighs the score itself; if a score is negative, all scores are log-probabilities
@@ -171,12 +171,12 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
 
 
 def systematic_resample(weights: Sequence[float], total: int, offset: float) -> list[int]:
-    """Return how often systematic resampling draws each index, with `total` draws in all.
+    """Draw `total` indices by systematic resampling, and return how often each was drawn.
 
     offset: a uniform random number in [0, 1). Draw j takes the first index at which the cumulated,
         normalised weights exceed (j + offset) / total.
 
-    Each count is the expected count, rounded up or down.
+    Each count is the expected number of draws, rounded up or down.
     """
     bounds = [*accumulate(weights)]
     shares, place = [0] * len(weights), 0
