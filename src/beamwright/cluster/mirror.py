@@ -18,7 +18,7 @@ from beamwright.tree import Node, SearchTree
 Ordinals = tuple[str | int, ...]
 
 # Attributes of `Node` that are not sent, because the copy builds its own or needs none.
-_LINKS = ("lineage", "parent", "root", "_follows", "children", "handles", "speculative")
+_LINKS = ("lineage", "parent", "root", "_replied_node", "children", "handles", "speculative")
 _FACTS = tuple(each.name for each in fields(Node) if each.name not in _LINKS)
 _OF_TREE = ("rounds", "done", "reason_fewer")
 # Fields of `RoundReport` that contain nodes.

@@ -1,4 +1,4 @@
-"""Files of a search: checkpoints to resume from, receipts to check, and the identity of user code.
+"""Save a search: checkpoints to resume from, receipts to verify, and the identity of user code.
 
 Import from the modules: `checkpoint` and `receipt` load torch, `identity` does not.
 """

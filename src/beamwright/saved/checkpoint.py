@@ -1,10 +1,10 @@
-"""A checkpoint: the whole tree of a search after a round, from which another process resumes it.
+"""Write and read checkpoints: the whole search tree after a round, to resume a search from.
 
-It contains tokens, texts, scores, node states, counts of spent tokens, and the settings that the
-tree depends on. It contains no KV and no models. The file is JSON with a checksum. `solve
+A checkpoint contains tokens, texts, scores, node states, counts of spent tokens, and the settings
+that the tree depends on. It contains no KV and no models. The file is JSON with a checksum. `solve
 --checkpoint` replaces it after every round, when the round is scored and nothing is selected yet,
-so no node is open in it. If the process is killed at any moment, the last checkpoint is still
-whole. The settings to resume with are read from it before any model is loaded.
+so no step is half decoded in it. The file is whole even if the process is killed. The settings to
+resume with are read from it before any model is loaded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # the tre
 _TABLES: dict[str, Table[Any]] = {"search": STRATEGIES, "verifier": VERIFIERS, "answers": ANSWERS}
 # Options of these sections that the tree does not depend on.
 _NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
-# Options that older files lack, with the values that they had then.
+# Options that files of older versions lack, with the values that those versions used.
 _OLD_DEFAULTS = {
     "kv_dtype": "auto", "verify_every": 1, "thinking": "auto", "thought_steps": "auto",
     "soft_close": 0.1, "close_message": "", "wave": None, "now": None,
@@ -52,11 +52,11 @@ _OLD_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved search between two rounds.
+    """The content of a checkpoint file: a search between two rounds.
 
     settings: the settings that the tree depends on (`tree_settings`).
-    elapsed_s: seconds spent so far, summed over all processes.
-    round_tokens, finished_s: the same as in `TreeRun`.
+    elapsed_s: seconds spent so far, summed over all processes that worked on the search.
+    round_tokens, finished_s: the same as in `engine.tree_run.TreeRun`.
     """
 
     settings: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Checkpoint:
     finished_s: Mapping[Node, float]
 
     def check_settings(self, file: Path, wanted: Mapping[str, Any]) -> None:
-        """Check that the settings `wanted` are the same as when `file` was saved.
+        """Check that `wanted`, by `tree_settings`, equals the settings with which `file` was saved.
 
         Raises:
             InputError: if they differ; the message names the first option that differs.
@@ -79,13 +79,13 @@ class Checkpoint:
                 raise InputError(f"{file}: was saved with {values}")
 
     def restore_progress(self, run: TreeRun) -> None:
-        """Set the progress of `run` to that of the saved search."""
+        """Copy elapsed time and token counts of the saved search to `run`, which resumes it."""
         run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
 
 
 def check_plugins(saved: Mapping[str, Any], place: object) -> None:
-    """Check that the plugins of saved settings are loaded.
+    """Check that every plugin that saved settings name is loaded.
 
     place: the file or other source of the settings, for the message.
 
@@ -103,8 +103,9 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
 
 
 def check_no_objects(saved: Mapping[str, Any], place: object, instead: str = "") -> None:
-    """Check that no part of saved settings was an object passed in Python.
+    """Check that no strategy, verifier or answer format of saved settings was a Python object.
 
+    place: the file or other source of the settings, for the message.
     instead: advice for the message.
 
     Raises:
@@ -120,13 +121,14 @@ def check_no_objects(saved: Mapping[str, Any], place: object, instead: str = "")
 def tree_settings(
     settings: Settings, dtype: str, owners: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings that a tree depends on, by option.
+    """Return the settings that decide a tree, by option, for checkpoints and receipts.
 
-    Options that only decide where and in which order things are computed are left out. They change
+    Options that only decide where and in which order the tree is computed are left out. They change
     the time, and in float32 the last bits (docs/concepts/sameness.md).
 
     dtype: the precision that `auto` stands for.
-    owners: identities of objects that replace named parts, by option (`identity_of`).
+    owners: identities (`identity_of`) of Python objects that the user passed in place of a
+        strategy, verifier or answer format, by option.
     """
     chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
     options = {
@@ -150,7 +152,7 @@ def _format_value(value: Any) -> str:
 
 @dataclass
 class CheckpointWriter:
-    """Writer that saves one search to one file after each round, as the `save` of a `TreeRun`.
+    """Writer that replaces one checkpoint file after each round; used as the `save` of a `TreeRun`.
 
     saved: True once the file contains this search.
     """
@@ -160,7 +162,7 @@ class CheckpointWriter:
     saved: bool = False
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
-        """Replace the file as a whole. The content is on the disk when this returns.
+        """Write the checkpoint atomically. The content is on the disk when this returns.
 
         Raises:
             InputError: if the file cannot be written.
@@ -190,8 +192,7 @@ class CheckpointWriter:
     def end(self, **known: Any) -> None:
         """Add the result of the search to the file, for viewers; resuming does not read it.
 
-        If the file cannot be read or written, nothing is raised, because the answer is valid
-        anyway.
+        Errors of the file are ignored, because the answer is valid anyway.
         """
         if not self.saved:
             return
@@ -207,7 +208,7 @@ _COPIED_FIELDS = (
 
 
 def _node_to_json(node: Node, finished_s: float | None) -> dict[str, Any]:
-    """Return a node as plain data. Its text is saved without the part shared with the parent."""
+    """Return a node as JSON data. The part of its text that its parent has is only counted."""
     assert node.parent is not None
     shared = len(before := node.parent.text)
     if not node.text.startswith(before):  # a character of several bytes may end in the next step
@@ -224,7 +225,7 @@ def _node_to_json(node: Node, finished_s: float | None) -> dict[str, Any]:
 
 
 def _json_and_checksum(body: Any) -> tuple[str, str]:
-    """Return `body` as JSON and the checksum of the JSON.
+    """Serialise `body` to JSON, and return it with its SHA-256.
 
     NaN and infinities are written with Python's names.
     """
@@ -262,7 +263,7 @@ def read_checkpoint(file: Path) -> Checkpoint:
 
 
 _Count = Annotated[int, Strict(), Field(ge=0, lt=1 << 53)]
-# negative where a count was taken back
+# may be negative, because a count can be corrected downwards
 _Spent = Annotated[int, Strict(), Field(gt=-(1 << 53), lt=1 << 53)]
 _Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Strict()]
@@ -272,7 +273,7 @@ _Text = InstanceOf[str]  # may contain lone surrogates, unlike pydantic's str
 
 @dataclass(frozen=True)
 class _SavedNode:
-    """A node as `_node_to_json` writes it."""
+    """Schema of a node in a checkpoint file, as `_node_to_json` writes it."""
 
     lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
     state: NodeState
@@ -298,7 +299,7 @@ class _SavedNode:
 
 @dataclass(frozen=True)
 class _SavedSearch:
-    """A search as `CheckpointWriter` writes it."""
+    """Schema of the search in a checkpoint file, as `CheckpointWriter` writes it."""
 
     settings: dict[str, Any]
     problem_id: Annotated[int, Strict()] | _Text
@@ -324,8 +325,8 @@ def _rebuild_checkpoint(saved: _SavedSearch) -> Checkpoint:
     tree.root.now = saved.settings.get("now")
     tree.rounds, tree.root.usage = saved.rounds, Counter(saved.root_usage)
     newest = max((step.round for step in saved.nodes), default=0)
-    # The newest node may be of one round more, if parts of a round were not scored, or of one round
-    # less, if no turn fitted the context.
+    # The newest node may be one round ahead, if parts of a round were not scored, or one round
+    # behind, if no turn fitted the context.
     if abs(newest - saved.rounds) > 1:
         raise ValueError(f"rounds is {saved.rounds}, which is not the last node's round")
     finished_s: dict[Node, float] = {}
@@ -346,7 +347,9 @@ def _rebuild_checkpoint(saved: _SavedSearch) -> Checkpoint:
 
 
 def _add_node(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:
-    """Add a saved step to the tree, in its saved state. A pruned step is not pruned yet.
+    """Add a saved step to the tree, in its saved state, and return its node.
+
+    The caller prunes pruned steps later, because they may have children.
 
     Raises:
         ValueError: if the step was open.
@@ -374,11 +377,11 @@ def _add_node(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children
     return node
 
 
-# --- what a search is resumed with -----------------------------------------------------------
+# --- resuming --------------------------------------------------------------------------------
 
 
 def resumed_settings(file: Path, given: Settings) -> Settings:
-    """Return the settings with which a checkpoint is resumed, without reading any model.
+    """Merge the user's settings with those of a checkpoint, without loading any model.
 
     given: the user's settings. Options that they set (`model_fields_set`) are kept. All other
         options that the tree depends on come from the file.

@@ -1,7 +1,7 @@
-"""Identity of a user's function, class or object, so that a search is resumed with the same code.
+"""Fingerprint a user's function, class or object, to check that a search resumes with equal code.
 
-The identity follows from code and plain values. Two functions that compute the same in different
-ways have different identities.
+The fingerprint covers bytecode and plain values. Two functions that compute the same in different
+ways have different fingerprints.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _DIGITS = 12
 
 
 def identity_of(owner: Any, source: str | None = None) -> str:
-    """Return `module.name@digest` of a function, a class or an object.
+    """Return the fingerprint `module.name@digest` of a function, a class or an object.
 
-    The digest covers the code, defaults and closures. For an object it also covers its `identity`,
-    or else its plain attributes (numbers, texts, tuples of them). Attributes of other types are
-    only named by their type. An object that counts or remembers something therefore needs an
-    `identity`.
+    The digest covers the code, defaults and closures. For an object it also covers its attribute
+    `identity`, or else all attributes that are numbers, texts or tuples of them. Of other
+    attributes only the type counts. An object whose attributes change during a search therefore
+    needs an `identity`.
 
-    source: the text of the file that the code is part of. All code of the file then counts, but
+    source: the text of the file that defines `owner`. All code of the file then counts, but
         comments do not.
     """
     named = owner if isinstance(owner, FunctionType | type) else type(owner)
@@ -44,7 +44,7 @@ def identity_of(owner: Any, source: str | None = None) -> str:
 
 
 def plugin_code(settings: Settings) -> dict[str, str]:
-    """Return the identity of each plugin's code that affects the tree of these settings.
+    """Return the fingerprints of the plugins (strategy, verifier, answer format) in use.
 
     The keys are those of `CODE_KEYS`; the values come from `identity_of`. Built-in parts are left
     out.
@@ -85,7 +85,7 @@ def _digest_texts(owner: Any) -> Iterator[str]:
 
 
 def _function_texts(function: FunctionType) -> Iterator[str]:
-    """Yield the texts of a function: its code, defaults and closure."""
+    """Yield the texts that a digest covers for a function: its code, defaults and closure."""
     yield from _code_texts(function.__code__)
     yield _value_text(function.__defaults__)
     yield _value_text(tuple(sorted((function.__kwdefaults__ or {}).items())))
@@ -94,7 +94,7 @@ def _function_texts(function: FunctionType) -> Iterator[str]:
 
 
 def _code_texts(code: CodeType) -> Iterator[str]:
-    """Yield the texts of a code object, nested code objects included."""
+    """Yield the texts that a digest covers for a code object, nested code objects included."""
     yield code.co_code.hex()
     yield repr(code.co_names)
     for constant in code.co_consts:
@@ -105,7 +105,7 @@ def _code_texts(code: CodeType) -> Iterator[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a text of `value` that is equal in every process; only the type if it is not plain."""
+    """Return a text of `value` that is the same in every process; its type if it is not plain."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):

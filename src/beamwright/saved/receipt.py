@@ -1,8 +1,8 @@
-"""A receipt: the tree of an answer and everything that it follows from, as one JSON object.
+"""Receipts: everything that a search tree follows from, and its hash, as one JSON object.
 
-With the receipt, the models and this program, anyone can grow the tree again (`beamwright verify`).
-The memory number and the schedule may differ: they change only the time, so a receipt does not
-contain them.
+With a receipt, the models and this program, anyone can repeat the search and compare the tree
+(`beamwright verify`). A receipt does not contain the memory budget and the schedule: they change
+only the time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from beamwright.io import describe_validation_error
 from beamwright.tree import Conversation, Node, Problem, RawPrompt
 
 FORMAT = "beamwright receipt 1"
-# Settings that a receipt has in addition to a checkpoint's settings.
-#
-# They decide which candidate is the answer, which hardware and kernels round the last bits, and
-# what may have ended the search.
+# Settings that a receipt has in addition to a checkpoint's settings: they decide which candidate is
+# the answer, which hardware and kernels round the last bits, and what may have ended the search.
 RECEIPT_ONLY = ("choose", "device", "attention", "token_budget", "stop_votes", "stop_confidence")
 
 _DIGITS = 16
@@ -40,7 +38,7 @@ _Flag = Annotated[bool, Strict()]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Receipt:
-    """The content of a receipt.
+    """The content of a receipt (JSON), without code that checks it (`cli.verify`).
 
     rounds: a digest per round (`tree.round_digests`).
     problem: the problem as `problem_to_json` writes it.
@@ -48,7 +46,7 @@ class Receipt:
     settings: the options that have a value, by name.
     exact: True if results on this machine do not depend on the batch.
     recomputed: True if KV was computed again, after resuming from a checkpoint or after eviction.
-    unrepeatable: the reason why the tree cannot be grown again; None if it can.
+    unrepeatable: the reason why the search cannot be repeated; None if it can.
     generator, verifier: digests of the models (`models.digest`); None for a model without files, or
         if its files no longer exist.
     """
@@ -70,7 +68,7 @@ class Receipt:
 
 
 def read_receipt(content: Any, where: str) -> Receipt:
-    """Return the receipt in `content`.
+    """Validate JSON data as a receipt.
 
     Raises:
         InputError: if it is not a receipt; the message begins with `where`.
@@ -81,7 +79,7 @@ def read_receipt(content: Any, where: str) -> Receipt:
         raise InputError(f"{where}: not a receipt ({describe_validation_error(error)})") from error
 
 
-# --- its parts -------------------------------------------------------------------------------
+# --- parts of a receipt ----------------------------------------------------------------------
 
 
 def receipt_settings(settings: Settings, decisive: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,9 +101,9 @@ def prompt_digest(root: Node) -> str:
 
 
 def problem_to_json(problem: Problem | int) -> Any:
-    """Return a problem as JSON. A text stays a text.
+    """Convert a problem to JSON data; a text stays a text.
 
-    A number is the length in tokens of a synthetic prompt.
+    problem: a problem, or the length in tokens of a synthetic prompt.
     """
     match problem:
         case Conversation(messages, tools, args):
@@ -119,7 +117,7 @@ def problem_to_json(problem: Problem | int) -> Any:
 
 
 def problem_from_json(asked: Any, where: str) -> Problem | int:
-    """Return the problem that `problem_to_json` has written.
+    """Convert JSON data by `problem_to_json` back to a problem.
 
     Raises:
         InputError: if it is not a problem; the message begins with `where`.
@@ -143,7 +141,7 @@ def problem_from_json(asked: Any, where: str) -> Problem | int:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Return the versions of Beamwright and of the packages that compute."""
+    """Return the versions of Beamwright, torch, transformers and tokenizers, by name."""
     program = import_module(__name__.partition(".")[0])
     packages = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
     return {"beamwright": program.__version__, **packages}
@@ -151,7 +149,7 @@ def versions() -> Mapping[str, str]:
 
 @cache
 def processor_name(device: str) -> str:
-    """Return the name of the processor; for a CPU, with the instructions that torch uses."""
+    """Return the name of the GPU or CPU; for a CPU with the instruction set that torch uses."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     names = list[str]()

@@ -1,4 +1,4 @@
-"""The problem to solve, and the search tree: nodes, lineage, stop reasons, tree hash.
+"""The search tree of one problem: nodes (steps), their states and stop reasons, and the tree hash.
 
 This package imports no torch, touches no KV and knows no strategy.
 """

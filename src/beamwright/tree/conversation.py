@@ -1,4 +1,4 @@
-"""Kinds of problem other than a plain text: a conversation, and a raw prompt."""
+"""Problems that are not a plain text: a chat conversation, or a raw prompt."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from beamwright.units import parse_template_args
 
 @dataclass(frozen=True)
 class Conversation:
-    """A chat conversation; the search answers its last message."""
+    """A chat conversation as a problem; the search answers its last message."""
 
-    # The messages in the format of chat templates.
-    #
-    # Each has a `role` (system, developer, user, assistant or tool) and a `content`, a text. An
-    # assistant message may have `tool_calls`, and a tool message may have a `tool_call_id`.
+    # The messages in the format of chat templates: each has a `role` (system, developer, user,
+    # assistant or tool) and a `content`, a text. An assistant message may have `tool_calls`, and a
+    # tool message may have a `tool_call_id`.
     messages: tuple[Mapping[str, Any], ...]
     # JSON schemas of the functions that the answer may call.
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -38,15 +37,15 @@ class Conversation:
         System and developer messages are left out. A single remaining message is returned without
         its role; several are joined as "role: content".
         """
-        said = [each for each in self.messages if each["role"] not in ("system", "developer")]
-        if len(said) == 1:
-            return str(said[0]["content"]).strip()
-        return "\n\n".join(f"{each['role']}: {each['content']}".strip() for each in said)
+        shown = [each for each in self.messages if each["role"] not in ("system", "developer")]
+        if len(shown) == 1:
+            return str(shown[0]["content"]).strip()
+        return "\n\n".join(f"{each['role']}: {each['content']}".strip() for each in shown)
 
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A text or token ids that the model continues, without a chat template or added tokens."""
+    """A problem that the model continues as it is, a text or token ids, without a chat template."""
 
     given: str | tuple[int, ...]
 

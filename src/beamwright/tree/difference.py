@@ -1,6 +1,6 @@
-"""Find the first difference between two trees of one problem.
+"""Find the first difference between two search trees of one problem (`beamwright verify`).
 
-Digests give the round of the first difference; the trees themselves give its token.
+Digests of rounds, as in a receipt, tell the round; two whole trees tell the token.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _DIGITS = 8
 class TreeDifference:
     """The first difference between two trees, in the order of round and lineage."""
 
-    # The kind of difference: the step's tokens, its stop reason, or a step in one tree only.
-    #
+    # The kind of difference: the step's tokens, its stop reason, or a step that only one tree has.
     # "steps" means that selection chose differently after the previous round.
     what: Literal["tokens", "stop", "steps"]
     round: int
@@ -32,10 +31,10 @@ class TreeDifference:
 
 
 def round_digests(tree: SearchTree) -> list[str]:
-    """Return one digest per round, from round 1 on, over the steps that the round opened.
+    """Return one digest per round, from round 1 on, of the steps that the round opened.
 
-    A digest covers lineages, tokens and stop reasons. It leaves out the states of nodes, because a
-    later round may still change them.
+    A digest covers lineages, tokens and stop reasons. It leaves out node states, because a later
+    round may still change them.
     """
     steps = _decoded_steps(tree)
     digests = [hashlib.sha256() for _ in range(max((node.round for node in steps), default=0))]
@@ -45,9 +44,9 @@ def round_digests(tree: SearchTree) -> list[str]:
 
 
 def first_differing_round(was: Sequence[str], now: Sequence[str]) -> int | None:
-    """Return the first round whose digests differ, or None if all digests are equal.
+    """Return the number of the first round whose digests differ; None if all are equal.
 
-    If one list is longer, its first extra round counts as a difference.
+    was, now: digests by `round_digests`. If one list is longer, its first extra round counts.
     """
     pairs = zip(was, now, strict=False)
     differing = [number for number, (one, other) in enumerate(pairs, 1) if one != other]
@@ -57,7 +56,7 @@ def first_differing_round(was: Sequence[str], now: Sequence[str]) -> int | None:
 
 
 def find_first_difference(was: SearchTree, now: SearchTree) -> TreeDifference | None:
-    """Return the first difference between the decoded steps of two trees, or None."""
+    """Return the first difference between the decoded steps of two trees; None if equal."""
     trees = [
         {(node.round, node.lineage[1:]): node for node in _decoded_steps(tree)}
         for tree in (was, now)

@@ -1,7 +1,4 @@
-"""The node of a search tree: one reasoning step with its tokens, parent and score.
-
-KV handles are stored on a node, but this module never looks inside them.
-"""
+"""The node of a search tree: one reasoning step with its tokens, parent and score."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
 
-# The identity of a node: the problem id, then the child ordinals on the way from the root.
+# The identity of a node: the problem id, then the child number at each level below the root.
 Lineage = tuple[str | int, ...]
 # The parts of a reply that a verifier scores.
 Sees = Literal["answer", "thought", "both"]
@@ -23,8 +20,8 @@ TopTokens = tuple[tuple[int, float], ...]
 class StopReason(StrEnum):
     """The reason why a step ended.
 
-    The last four members end the whole path. EOS and STOP_STRING also complete the reply;
-    PATH_LIMIT and CONTEXT_LIMIT cut the reply off.
+    The last four members end the whole path. EOS and STOP_STRING complete the reply; PATH_LIMIT and
+    CONTEXT_LIMIT truncate it.
     """
 
     DELIMITER = "delimiter"  # the text contains the delimiter between steps
@@ -43,12 +40,12 @@ class StopReason(StrEnum):
 
     @property
     def completes(self) -> bool:
-        """True if the reply ended by itself: the model finished it, and no limit cut it off."""
+        """True if the model finished the reply, rather than a limit that truncated it."""
         return self in (StopReason.EOS, StopReason.STOP_STRING)
 
 
-# Stop reasons with `completes` as plain texts, for candidates and saved files, which hold texts.
-# Older files also contain "probe".
+# The stop reasons that complete a reply, as texts: saved files and candidates contain texts. Older
+# files also contain "probe".
 COMPLETE_STOPS = ("probe", *(str(stop) for stop in StopReason if stop.completes))
 
 
@@ -64,7 +61,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """A user message that a strategy adds after a reply has ended."""
+    """A user message that a strategy adds after a reply, such as a request for a critique."""
 
     text: str
     answers: bool  # True: the next reply answers the problem; False: it comments on an answer
@@ -83,20 +80,15 @@ class Node:
     state: NodeState = NodeState.OPEN
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    # Statistics of the distributions that the tokens were sampled from.
-    #
-    # Each entry has one value per token. Only statistics that a verifier or strategy requests
-    # (`protocols.ReadsTokenStats`) are present.
+    # Statistics of the distributions that the tokens were sampled from, by name: one value per
+    # token. Only what a verifier or strategy requests (`Traits.token_stats`) is present.
     stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    # The most likely tokens at each position, from the same distribution as `logprobs`.
-    #
-    # They include the sampled token if it is among the most likely ones. Empty unless
-    # `top_logprobs` is set.
+    # The most likely tokens at each position, from the same distribution as `logprobs`. It is empty
+    # unless `top_logprobs` is set.
     top: tuple[TopTokens, ...] = ()
-    # Text of the whole reply up to the end of this step, from the prompt or the last turn on.
-    #
-    # The text ends before the stop string if one ended the step. The stop string may begin in the
-    # parent's text, which is not shortened.
+    # Text of the whole reply up to the end of this step, from the prompt or the last turn on. If a
+    # stop string ended the step, the text ends before it. The stop string may begin in the parent's
+    # text, which is not shortened.
     text: str = ""
     stop: StopReason | None = None  # None while the step is open
     thought: bool = False  # True if the step is part of a thought
@@ -105,12 +97,10 @@ class Node:
     children: list[Node] = field(default_factory=list)
     # One opaque KV handle per owner: "generator" or "verifier".
     handles: dict[str, Any] = field(default_factory=dict)
-    # Tokens spent on this node, by kind.
-    #
-    # Kinds: "overrun", "drafted", "draft_accepted", "speculated", "speculated_kept",
-    # "generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused" and
-    # "verifier_generated". "prompt_unread" counts tokens before this node that a remote server cut
-    # off its prompt. "judge_unparsed" counts critiques without a score, not tokens.
+    # Tokens spent on this node, by kind: "overrun", "drafted", "draft_accepted", "speculated",
+    # "speculated_kept", "generator_prefilled", "generator_reused", "verifier_prefilled",
+    # "verifier_reused" and "verifier_generated". "prompt_unread" counts tokens before this node
+    # that a remote server cut off its prompt. "judge_unparsed" counts critiques without a score.
     usage: Counter[str] = field(default_factory=Counter)
     # Texts that a verifier wrote about this step, by kind (for example "critique").
     notes: dict[str, str] = field(default_factory=dict)
@@ -130,12 +120,12 @@ class Node:
     # True while selection has not opened the node: it has a parent but is not in `children`.
     speculative: bool = False
     root: Node = field(init=False)  # the node that owns the prompt
-    _follows: Node | None = field(init=False)  # `replies_to`, if this node is a step
+    _replied_node: Node | None = field(init=False)  # `replies_to`, if this node is a step
 
     def __post_init__(self) -> None:
         above = self.parent
         self.root = self if above is None else above.root
-        self._follows = None if above is None else above.replies_to
+        self._replied_node = None if above is None else above.replies_to
 
     @property
     def end(self) -> int:
@@ -144,12 +134,12 @@ class Node:
 
     @property
     def ended(self) -> bool:
-        """True if the step's stop ends the whole path."""
+        """True if the path ends with this step, because the reply is complete or truncated."""
         return self.stop is not None and self.stop.ends_path
 
     @property
     def complete(self) -> bool:
-        """True if the reply ended by itself; see `StopReason.completes`."""
+        """True if the model finished the reply with this step, so no limit truncated it."""
         return self.stop is not None and self.stop.completes
 
     @property
@@ -159,24 +149,24 @@ class Node:
 
     @property
     def is_continuation(self) -> bool:
-        """True if the node was opened in the same round as its parent.
+        """True if the node continues its parent in the same round, without selection between them.
 
-        The parent is then a turn, or a step without a score that the strategy did not select.
+        The parent is then a turn, or a step that `--verify-every` leaves without a score.
         """
         parent = None if self.speculative else self.parent
         return parent is not None and parent.round == self.round
 
     @property
     def level(self) -> int:
-        """Number of rounds in which the strategy opened a step of this path.
+        """Number of rounds in which selection has extended this path.
 
-        This is the depth without the nodes for which `is_continuation` is true.
+        It is `depth` without the nodes for which `is_continuation` is true.
         """
         return sum(not node.is_continuation for node in self.path()[1:])
 
     @property
     def problem_id(self) -> str | int:
-        """The problem id, which is the first part of the lineage."""
+        """The id of the problem that this node's tree belongs to."""
         return self.lineage[0]
 
     @property
@@ -187,22 +177,22 @@ class Node:
 
     @property
     def thinking(self) -> bool:
-        """True if the path is still inside a thought after this step."""
+        """True if the thought (<think> block) is still open after this step."""
         return self.thought and self.stop is not StopReason.THOUGHT_END
 
     def is_seen_by(self, sees: Sees) -> bool:
-        """Return True if a verifier with `sees` scores the part of the reply with this step."""
+        """Return True if this step is in the part of the reply that `sees` names."""
         return sees == "both" or self.thought == (sees == "thought")
 
     @property
     def said(self) -> str:
-        """Text of the reply after its last thought; the whole text if the reply has no thought."""
+        """Text of the reply after its last thought: the part that states the answer."""
         last = next((step for step in reversed(self.reply()) if step.thought), None)
         return self.text if last is None else self.text[len(last.text) :].lstrip()
 
     @property
     def thought_text(self) -> str:
-        """Text of the reply's steps that belong to a thought."""
+        """Text of the reply's thoughts."""
         return "".join(step.step_text for step in self.reply() if step.thought).strip()
 
     def path(self) -> list[Node]:
@@ -228,13 +218,16 @@ class Node:
 
     @property
     def notes_of_reply(self) -> dict[str, str]:
-        """The notes of the last step of the reply that has notes; empty if no step has any."""
+        """The verifier's latest notes on the reply: those of the last step that has any."""
         return next((step.notes for step in reversed(self.reply()) if step.notes), {})
 
     @property
     def replies_to(self) -> Node:
-        """The node that this step's reply follows: the root or a turn. A turn returns itself."""
-        return self if self.turn is not None or self._follows is None else self._follows
+        """The node that this step's reply answers: the root (prompt) or a turn.
+
+        For the root and for a turn it is the node itself.
+        """
+        return self if self.turn is not None or self._replied_node is None else self._replied_node
 
     @property
     def answers(self) -> bool:
@@ -256,7 +249,7 @@ class Node:
 
 
 def nodes_on_paths(leaves: Iterable[Node]) -> set[Node]:
-    """Return all nodes on the paths from the roots to `leaves`, each once."""
+    """Return the union of the paths from the roots to `leaves`."""
     nodes: set[Node] = set()
     for leaf in leaves:
         node: Node | None = leaf

@@ -1,7 +1,7 @@
-"""Record the shape of a search that has ended, so that another schedule can replay it.
+"""Record the shape of a finished search as JSON, so that the simulator can replay it.
 
 A record has lineages, token counts, stop reasons, states and scores. It has no text, no token ids
-and no KV. The file is JSON: `solve --record-tree` writes it, and `simulate` replays it.
+and no KV. `solve --record-tree` writes it, and the lab's `simulate` replays it with any schedule.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ VERSION = 1
 
 
 def record_tree(tree: SearchTree) -> dict[str, Any]:
-    """Return the record of a search that has ended. Steps that were never decoded are left out.
+    """Return the record of a search that has ended, as JSON data.
 
-    If a deadline ended the search in the middle of a round, the decoded siblings are renumbered
-    without gaps, because a replay needs consecutive ordinals. A score that is not finite becomes
-    null.
+    Steps that were never decoded are left out, as after a deadline. Their siblings are renumbered
+    without gaps, because a replay needs consecutive child numbers. A score that is not finite
+    becomes null.
     """
     lineages: dict[Node, tuple[int, ...]] = {tree.root: ()}
     num_children: Counter[Node] = Counter()

@@ -1,6 +1,6 @@
-"""The search tree: expand, keep, finish and prune nodes, release dead nodes, and hash the tree.
+"""The search tree: expand, keep, finish and prune nodes, release their KV, and hash the tree.
 
-Ownership rule: a node owns its KV segment. A node needs its KV while the node or a descendant may
+Ownership rule: a node owns the KV of its step. The KV is needed while the node or a descendant may
 still be extended or waits for its score. After that, `release_dead` returns the node exactly once.
 """
 
@@ -42,7 +42,7 @@ class SearchTree:
         self.done = False  # True once the strategy has ended the search
         # Why the search ended with fewer candidates than requested; None if it did not.
         self.reason_fewer: str | None = None
-        # Nodes with KV that may still be needed; conservation checks compare them with the pools.
+        # Nodes whose KV may still be needed. Tests compare them with the KV that is allocated.
         self.held: set[Node] = {self.root}
         self._leaves: list[Node] = []
 
@@ -62,7 +62,7 @@ class SearchTree:
 
         Args:
             greedy: the new children decode the most likely tokens.
-            begun: speculative children by ordinal, which become children with their tokens.
+            begun: speculative children by ordinal; they are adopted with the tokens they have.
 
         Raises:
             ValueError: if `node` is not kept.
@@ -80,27 +80,27 @@ class SearchTree:
         return children
 
     def attach(self, node: Node) -> None:
-        """Append a node that was created outside this tree to the children of its parent."""
+        """Add a node that was created elsewhere (`make_child`) to the children of its parent."""
         assert node.parent is not None
         node.parent.children.append(node)
         self._leaves.append(node)
 
     def reset(self) -> None:
-        """Reset the tree to its root, which owns the prompt."""
+        """Remove all nodes except the root, to start the search again."""
         self.root.children.clear()
         self.rounds, self.done, self.reason_fewer = 0, False, None
         self.held, self._leaves = {self.root}, []
 
     def ask(self, node: Node, turn: Turn, token_ids: tuple[int, ...]) -> Node:
-        """Add `turn` after `node`, and return the turn's node, which can be extended at once.
+        """Add a user turn after the reply that ends with `node`, and return the turn's node.
 
         Args:
             node: a kept node with an ended reply.
             token_ids: all tokens between the end of that reply and the start of the next reply.
         """
-        (asked,) = self.expand(node, 1)
-        asked.state, asked.turn, asked.token_ids, asked.text = NodeState.KEPT, turn, token_ids, ""
-        return asked
+        (added,) = self.expand(node, 1)
+        added.state, added.turn, added.token_ids, added.text = NodeState.KEPT, turn, token_ids, ""
+        return added
 
     def commit(
         self,
@@ -114,7 +114,7 @@ class SearchTree:
         *,
         thought: bool = False,
     ) -> None:
-        """Store a decoded step in its open node, which becomes a candidate.
+        """Store a decoded step in its open node, which becomes a candidate for selection.
 
         Raises:
             ValueError: if `node` is not open.
@@ -126,7 +126,7 @@ class SearchTree:
         node.state = NodeState.CANDIDATE
 
     def keep(self, node: Node) -> None:
-        """Mark a candidate as kept, so that it can get children."""
+        """Mark a candidate as selected, so that it can get children."""
         _set_state(node, NodeState.KEPT)
 
     def finish(self, node: Node) -> None:
@@ -152,9 +152,10 @@ class SearchTree:
     def collect_changes(
         self, read_change: Callable[[Node], T | None], *, whole: bool = False
     ) -> list[T]:
-        """Call `read_change` on nodes, parents first, and return its results that are not None.
+        """Call `read_change` on all nodes, parents first; collect the results that are not None.
 
-        Descendants of a pruned node are skipped if `read_change` returns None for the node.
+        This serves viewers and replicas, which send only changes. Descendants of a pruned node are
+        skipped if `read_change` returns None for the node.
 
         Args:
             whole: visit every node, also below pruned nodes without a result.
@@ -211,7 +212,10 @@ class SearchTree:
     # --- ownership ---------------------------------------------------------------------------
 
     def release_dead(self) -> list[Node]:
-        """Return the nodes with KV that cannot be needed again, leaves first, each only once."""
+        """Return the nodes whose KV can be freed now, leaves first.
+
+        Each node is returned once in its life. The caller frees the KV.
+        """
         dead = self.held - nodes_on_paths(self._live())
         self.held -= dead
         self._leaves = [
@@ -224,15 +228,15 @@ class SearchTree:
     def outside_window(
         self, window: int, begins: Callable[[Node], int] = lambda leaf: leaf.start
     ) -> list[Node]:
-        """Return the held nodes outside the attention window of every token still to come.
+        """Return the nodes whose KV no future token attends to, because of a sliding window.
 
         Args:
             window: number of tokens that a token attends to, itself included.
             begins: returns the first position that may still be computed on a leaf's path. The
                 default is the start of the leaf's own step.
 
-        A greedy rollout also counts from the node below which it started, because that node may
-        get more children.
+        The node below which a greedy rollout started also counts as a leaf, because it may get more
+        children.
         """
         seen, live = set[Node](), self._live()
         ends = [(leaf, begins(leaf)) for leaf in live]
@@ -250,7 +254,7 @@ class SearchTree:
         return sorted(self.held - seen, key=_lineage, reverse=True)
 
     def _live(self) -> list[Node]:
-        """Return the leaves that may still be extended, are being decoded, or await selection."""
+        """Return the leaves that are being decoded, await selection, or may still be extended."""
         if self.done:
             return []
         live = [node for node in self._leaves if node.state in _LIVE and not node.children]
@@ -264,10 +268,10 @@ def _set_state(node: Node, state: NodeState, anyway: bool = False) -> None:
 
 
 def make_child(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
-    """Create a speculative child of `parent` without adding it to `parent.children`.
+    """Create a speculative child of `parent`, which is not in `parent.children` yet.
 
-    The child samples the same tokens whether or not it is speculative, because sampling depends
-    only on its lineage.
+    Sampling depends only on the lineage, so the child samples the same tokens as if selection had
+    opened it.
     """
     lineage = (*parent.lineage, ordinal)
     return Node(lineage, parent, parent.end, text=parent.text, greedy=greedy, speculative=True)
@@ -307,16 +311,15 @@ def tree_hash(tree: SearchTree) -> str:
 
 
 def step_line(node: Node) -> str:
-    """Return a line for digests with the step's lineage, token ids and stop reason."""
+    """Return the text of a step that digests cover: its lineage, token ids and stop reason."""
     ordinals = ".".join(map(str, node.lineage[1:]))
     return f"{ordinals}|{','.join(map(str, node.token_ids))}|{node.stop}"
 
 
 def repeated_tokens(tree: SearchTree) -> int:
-    """Count step tokens that repeat another step of the same round, with all tokens before them.
+    """Count tokens that another path of the same round has decoded too, after an equal prefix.
 
-    This is the number of tokens that decoding would save if rows were computed only once while
-    their tokens are equal.
+    Decoding would save this many tokens if rows were computed only once while they are equal.
     """
     rounds: dict[int, list[Node]] = {}
     for node in tree.nodes():
