@@ -143,7 +143,7 @@ def test_slots_that_share_too_small_a_cache_are_asked_in_turn(codec, source_of):
     with llama_server(codec, answer) as server:
         source, replies = source_of(server), []
         for key in range(3):
-            source.ask(key, question(codec))
+            source.send(key, question(codec))
         while len(replies) < 3:
             replies += waited(source)
     assert not [reply.error for reply in replies if reply.error]

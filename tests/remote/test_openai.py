@@ -134,7 +134,7 @@ def test_server_sent_events_are_read_as_the_standard_says(newline, begins, form,
                 yield whole[start : start + size]
             yield b"\n\n"  # as of every reply
 
-        return [event async for event in connection.events(chunks())]
+        return [event async for event in connection.read_events(chunks())]
 
     assert asyncio.run(read()) == PIECES
 
@@ -190,8 +190,8 @@ def test_who_is_given_up_hangs_up(codec, source_of):
 
     with speaking(codec, extras=False, names=False, then=answer) as server:
         source = source_of(server)
-        source.ask("one", question(codec, seed=1))
-        source.ask("two", question(codec, seed=2))
+        source.send("one", question(codec, seed=1))
+        source.send("two", question(codec, seed=2))
         assert started.wait(10)
         source.cancel("one")
         assert server.gone.wait(10)

@@ -199,7 +199,7 @@ def question(codec, text="one two", **changes):
 
 def answered(source, asked):
     """A source's reply to one question."""
-    source.ask("key", asked)
+    source.send("key", asked)
     (reply,) = waited(source)
     assert reply.key == "key"
     return reply
@@ -222,7 +222,7 @@ class Script:
         self.codec, self.most = codec, None
         self.asked, self.cancelled, self._replies = {}, [], []
 
-    def ask(self, key, asked):
+    def send(self, key, asked):
         self.asked[key] = asked
 
     def wait(self, timeout_s):

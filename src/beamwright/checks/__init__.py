@@ -1,1 +1,1 @@
-"""Checks of this machine and of checkpoints: exactness, speed, and parity with `transformers`."""
+"""Checks behind `beamwright doctor`: batch invariance, speed, and parity with `transformers`."""

@@ -1,4 +1,4 @@
-"""Checks of this machine: versions, threads, speed, and whether results depend on the batch."""
+"""Inspect this machine: versions, threads, speed, and whether results are batch-invariant."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "arm_bf16", "bf16")
 
 
 def inspect_machine() -> dict[str, Any]:
-    """Return versions, threads and the results of the exactness self-test of this machine."""
+    """Return versions, threads and self-test results of this machine, for `beamwright doctor`."""
     small, large = threads_for(SMALL_PARAMETERS), threads_for(SMALL_PARAMETERS + 1)
     with small.in_use():
         checks = run_selftest()
@@ -71,10 +71,10 @@ _TURNED_BACK = "turned back into floating point"
 
 
 def matmul_libraries() -> dict[str, Any]:
-    """Return what multiplies matrices on this CPU, by the format of the weights.
+    """Return the name of the library that multiplies matrices on this CPU, by weight format.
 
-    least_rows: the number of rows to which a pass of one path is padded, in float32. A model's own
-        self-test decides about that model.
+    The key "least_rows" is the number of rows to which a float32 pass of one path is padded. The
+    self-test of a loaded model may find another number for that model.
     """
     products: dict[str, Any] = {}
     for dtype, best in ((torch.float32, _FLOAT32), (torch.bfloat16, _BFLOAT16)):
@@ -90,9 +90,9 @@ def matmul_libraries() -> dict[str, Any]:
 
 
 def _named(product: str, instructions: Sequence[str]) -> str:
-    """Return the name of a matrix product with the best of `instructions` that the CPU has.
+    """Return `product` with the best of `instructions` that the CPU has, such as "oneDNN (avx2)".
 
-    The instructions are left out if torch does not tell them.
+    The instructions are left out if torch does not report any.
     """
     known = getattr(torch.cpu, "get_capabilities", dict[str, object])()
     best = next((name for name in instructions if known.get(name)), "")
@@ -105,12 +105,11 @@ def _small_decoder() -> DenseDecoder:
 
 
 def run_selftest() -> dict[str, bool]:
-    """Run the self-test of every attention backend on a small random model (`beamwright doctor`).
+    """Test every attention backend for batch invariance, on a small random model.
 
-    On a machine with a GPU, the GPU's backends are tested too, with tiles of fixed size and
-    without.
+    On a machine with a GPU, the GPU's backends are tested too, with `--deterministic` and without.
 
-    Returns, by name, True if a row's result is bitwise equal alone and in a batch.
+    Returns for each backend's name True if a row's result is bitwise equal alone and in a batch.
     """
     decoder = _small_decoder()
     exact = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
@@ -130,10 +129,10 @@ def run_selftest() -> dict[str, bool]:
 
 
 def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
-    """Measure the profile of this machine's CPU, in float32.
+    """Measure this machine's CPU in float32, for `doctor --probe`; takes about two seconds.
 
     Device and host memory are the same RAM, and the link is a copy by another thread. The matrices
-    are larger than the caches, and the measurement takes about two seconds.
+    are larger than the caches.
 
     part: divisor of all sizes, for tests.
     """
@@ -166,9 +165,9 @@ def measure_profile(*, part: int = 1, repeats: int = 7) -> HardwareProfile:
 
 
 def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[None, None]:
-    """Return the profile's `coded_bandwidth` and `coded_flops`, measured with 4-bit weights.
+    """Measure the C library with 4-bit weights: bytes/s of one row and FLOP/s of a batch.
 
-    Both are None if the C library is missing.
+    Both are None if the library is missing.
     """
     if library() is None:
         return None, None
@@ -201,7 +200,7 @@ def _copy_costs(copy_bytes: int, repeats: int) -> tuple[float, float]:
 
 
 def _small_op_s(rounds: int, repeats: int) -> float:
-    """Return the mean seconds of a decoder's operators on tiny tensors, where launches dominate."""
+    """Measure the mean launch time of an operator, in seconds, with tiny tensors."""
     rows, weight = torch.ones(8, 32), torch.ones(32, 32)
 
     def run_operators() -> None:
@@ -216,7 +215,7 @@ def _small_op_s(rounds: int, repeats: int) -> float:
 
 
 def _shortest_s(work: Callable[[], object], repeats: int) -> float:
-    """Return the shortest time of several runs, because disturbances only make a run slower."""
+    """Return the shortest seconds of several runs: other processes only make a run slower."""
     best_s = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Parity check of a checkpoint: logits of random token ids, computed here and by `transformers`.
+"""Compare a checkpoint's logits with those of `transformers` (`beamwright doctor --parity`).
 
 Both models are in memory at the same time.
 """
@@ -19,10 +19,10 @@ _NUM_TOKENS, _CHUNK, _KV_TOKENS = 48, 7, 2048
 
 
 def check_parity(settings: ModelSettings) -> dict[str, float]:
-    """Return the largest absolute difference to the logits of `transformers`, for three ways.
+    """Return the largest absolute difference from the logits of `transformers`, by way to compute.
 
-    "prefill" runs all token ids in one pass, "chunked" in chunks of 7. "decode" runs them one by
-    one through the paged tree store, with the ids split over a chain of nodes.
+    "prefill" runs random token ids in one pass, "chunked" in chunks of 7. "decode" runs them one by
+    one with paged KV, spread over a chain of nodes.
     """
     if settings.model.startswith("random:"):
         raise InputError("--parity needs a checkpoint folder, not random weights")
@@ -47,7 +47,7 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
 
 
 def _prefill(model: TreeModel, token_ids: list[int]) -> torch.Tensor:
-    """Return the hidden states [tokens, hidden] of all tokens."""
+    """Return the hidden states [tokens, hidden] of all tokens, computed by prefill."""
     return model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
 
 

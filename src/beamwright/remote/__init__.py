@@ -1,5 +1,5 @@
-"""Generators that run somewhere else: behind an OpenAI-compatible server.
+"""Generate steps on an OpenAI-compatible server such as vLLM (`--model openai:URL`).
 
-They write steps and say what they drew; trees, verifiers, selection and accounting are those of
-every other generator. Their KV is their own.
+The server only writes the text of steps and manages its own KV. Tree, verifier and selection run
+here, as with a local model.
 """

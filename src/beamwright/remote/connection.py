@@ -1,7 +1,7 @@
-"""ServerClient: an HTTP client for one server, with proxies, redirects and compressed replies.
+"""ServerClient: an HTTP client for one OpenAI-compatible server.
 
-Replies are bounded in bytes and seconds. Errors quote the server's own words, without the API key
-and the login, which a server may repeat.
+It follows proxies and redirects and reads compressed replies. Replies are limited in bytes and
+seconds. Errors quote the server's message, without an API key or login that the server repeats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from httpx_sse import EventSource
 
 from beamwright.errors import InputError
 
-BROKEN = 500  # a lasting 500 is blamed on the request
+BROKEN = 500  # a status 500 after all retries counts as a fault of the request
 # Connect timeout, and how long an idle connection is kept: servers close it after five seconds.
 _CONNECT_S, _KEPT_S = 10.0, 2.0
 _ERROR_BYTES, _ERROR_CHARS, _SHOWN = 64 << 10, 1000, 200
@@ -33,7 +33,7 @@ _SSE = {"content-type": "text/event-stream; charset=utf-8-sig"}
 
 
 class RequestRefused(Exception):
-    """The server refused the request.
+    """Error: the server refused the request.
 
     status: the HTTP status, or the code of an error inside a reply.
     text: the server's message.
@@ -46,13 +46,13 @@ class RequestRefused(Exception):
 
 
 class ServerClient:
-    """A client of the server at `url`, for one event loop.
+    """An HTTP client of the server at `url`, for use in one event loop.
 
-    key, login: the API key and the user:password for the server.
-    last: the beginning of the server's last complete reply.
+    key, login: the API key and the user:password for the server; None or "" for none.
+    last: the beginning of the last complete reply, for error messages.
 
     Raises:
-        InputError: for a proxy of the environment that cannot be used.
+        InputError: if the environment names a proxy that cannot be used.
     """
 
     def __init__(self, url: str, key: str | None, login: str) -> None:
@@ -80,19 +80,19 @@ class ServerClient:
         )
 
     def printable_line(self, said: str) -> str:
-        """Make a server's words printable, without the key, on one line."""
+        """Return a server's text on one printable line, with the API key and login replaced."""
         shown = self._secrets.sub("(the key)", said)
         printable = "".join(char if char.isprintable() else " " for char in shown)
         return " ".join(printable.split())[:_ERROR_CHARS]
 
     def describe_error(self, error: BaseException) -> str:
-        """Describe an error in one line."""
+        """Return an error's message on one line, with a hint if a proxy is in use."""
         return f"{self.printable_line(str(error)) or type(error).__name__}{self._hint}"
 
     async def fetch_json(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> Any:
-        """Return a complete JSON reply.
+        """Send a request, and return the complete JSON reply; see `stream` for the parameters.
 
         Raises what `stream` raises, and RequestRefused for an error inside the reply.
         """
@@ -105,7 +105,9 @@ class ServerClient:
     async def stream(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Stream the bytes of a reply: at most `most` of them, in at most `most_s` seconds.
+        """Send a request, and stream the bytes of the reply.
+
+        most_s, most: limits of the whole reply in seconds and in bytes.
 
         Raises:
             RequestRefused: if the server refuses the request.
@@ -129,10 +131,10 @@ class ServerClient:
 
 
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON of server-sent events; raises RequestRefused for an error among them.
+    """Yield the JSON objects of server-sent events; raises RequestRefused for an error event.
 
     One event may hold several JSON values on lines of their own. A server that does not stream
-    sends a single JSON value without an event, which is yielded as well.
+    sends a single JSON value without an event; it is yielded too.
     """
     heard = list[bytes]()  # bytes received after the last event
 
@@ -186,7 +188,7 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
 
 
 def _retry_after_s(said: str) -> float:
-    """Read a `Retry-After`: seconds, or a date."""
+    """Return the seconds that a `Retry-After` header asks for; it holds seconds or a date."""
     with suppress(ValueError):
         return float(said)
     with suppress(ValueError, TypeError):

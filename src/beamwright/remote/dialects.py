@@ -1,8 +1,8 @@
-"""Request and reply formats of servers: OpenAI's `/v1/completions` and llama-server's own API.
+"""Build requests and parse replies: OpenAI's `/v1/completions`, and llama-server's own API.
 
-OpenAI's format does not define whether a prompt may be token ids and whether the sampled ids are
-returned. Above all it does not distinguish a text that ended at a stop string from one that ended
-at the end token. vLLM, SGLang and Beamwright add a field for that; llama-server has its own API.
+OpenAI's format leaves open whether a prompt may be token ids and whether sampled ids are returned.
+Above all, it does not tell a text that ended at a stop string from one that ended at the EOS token.
+vLLM, SGLang and Beamwright add a field for that. For llama-server its own API is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from beamwright.errors import BeamwrightError
 from beamwright.sections import SamplingSettings
 
-# A text ended at a stop string, at the end token, or at `max_tokens`.
+# Why a text ended: at a stop string, at the EOS token, or at `max_tokens`.
 Ended = Literal["stop", "eos", "length"]
 
 OPTIONAL = ("logprobs", "seed")  # fields to omit if a server refuses them
@@ -26,7 +26,7 @@ _MOST_STOPS = 4  # OpenAI's and vLLM's limit; others are found in the text
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """A prompt to continue `count` times.
+    """A request to sample `count` continuations of a prompt.
 
     text: returns the prompt with special tokens, for servers that take no token ids.
     seed: the sampling seed; most servers give equal texts for equal seeds, but do not promise it.
@@ -45,7 +45,7 @@ class PromptRequest:
 
 @dataclass(frozen=True)
 class Continuation:
-    """One generated text.
+    """One text that a server generated for a prompt.
 
     text: the text without special tokens, including the stop string that ended it.
     token_ids: the sampled ids, with the end token if the server returns it; None if the server
@@ -60,7 +60,10 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of the request `key`: its texts, possibly fewer than requested, or an error.
+    """The result of one request: its texts, possibly fewer than requested, or an error.
+
+    key: the request, as passed to `RemoteGenerator.send`.
+    written: the generated texts.
 
     prompt_tokens: prompt tokens that the server read; None if not reported.
     cached_tokens: the part of them that was in the server's prefix cache; None if not reported.
@@ -77,16 +80,16 @@ class Reply:
 
 @dataclass(frozen=True)
 class Completions:
-    """OpenAI's `/v1/completions`.
+    """Dialect of OpenAI's `/v1/completions`, with what a server was found to support.
 
     path: the URL path.
     token_bytes: the largest JSON size per generated token.
     most: the largest number of texts per prompt; None for any.
-    token_ids: the server returns sampled token ids.
-    streams: the server does not show which stop string ended a text, so texts are streamed and
-        closed at the stop string.
-    ids: prompts are sent as token ids instead of text.
-    extras: send fields beyond OpenAI's.
+    token_ids: True if the server returns sampled token ids.
+    streams: True if the server does not show which stop string ended a text. Texts are then
+        streamed, and the stream is closed at the stop string.
+    ids: True to send prompts as token ids instead of text.
+    extras: True to send fields beyond OpenAI's.
     without: fields that the server refuses.
     """
 
@@ -100,7 +103,9 @@ class Completions:
     without: frozenset[str] = frozenset()
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """Build a request with only the fields in use, since servers may refuse unknown ones.
+        """Build the JSON body of a request, with only the fields in use.
+
+        Servers may refuse unknown fields.
 
         model: the model's name on the server.
         """
@@ -129,7 +134,13 @@ class Completions:
         }
 
     def parse_reply(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
-        """Parse a reply; raises KeyError, TypeError or ValueError if it is invalid."""
+        """Parse a JSON reply to the request `key`.
+
+        stops: the request's stop strings.
+
+        Raises:
+            KeyError, TypeError, ValueError: if the reply is invalid.
+        """
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
         if not choices:
             raise ValueError("it has no choices")
@@ -157,7 +168,10 @@ def choice_logprobs(choice: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def parse_finish_reason(reason: object) -> Ended:
-    """Parse the `finish_reason` of a text; raises ConnectionError for an unknown one."""
+    """Parse a `finish_reason`; raises ConnectionError for an unknown one, such as an abort.
+
+    "stop" counts as EOS; the caller looks for a stop string.
+    """
     word = str(reason).lower()
     if word == "length":
         return "length"
@@ -169,7 +183,7 @@ def parse_finish_reason(reason: object) -> Ended:
 # --- llama-server -------------------------------------------------------------------------------
 
 LLAMA = "llamacpp"  # `owned_by` of llama-server's models in `/v1/models`
-CROWDED = "Context size has been exceeded"  # also when slots together fill a shared KV cache
+CROWDED = "Context size has been exceeded"  # also if all slots together fill a shared KV cache
 _ENDS: dict[object, Ended] = {"word": "stop", "eos": "eos", "limit": "length"}
 _LLAMA_FIELDS = (
     "index", "content", "tokens", "stop_type", "stopping_word", "tokens_evaluated", "timings",
@@ -179,7 +193,7 @@ _LLAMA_FIELDS = (
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """llama-server's own `/completion`, with token ids in both directions and the stop reason.
+    """Dialect of llama-server's own `/completion`, which has token ids and stop reasons.
 
     Its OpenAI endpoint has neither. Unset sampling fields take chat defaults (top-k 40, top-p 0.95,
     min-p 0.05, and the server's command line). So the request sets every field that changes
@@ -201,7 +215,7 @@ class LlamaServer:
 
     @classmethod
     def of(cls, url: str, props: Any) -> LlamaServer:
-        """Read the number of slots and the context from the server's `/props`."""
+        """Build the dialect from the server's `/props`: its number of slots and its context."""
         context = find_count(props, "default_generation_settings", "n_ctx") or 0
         return cls(f"{url}/completion", find_count(props, "total_slots") or 1, context)
 
@@ -254,7 +268,7 @@ def _parse_llama_text(said: Mapping[str, Any]) -> Continuation:
     return Continuation(text, ids, parse_logprobs(values), ended)
 
 
-# --- checks of reply fields, which may have any type -------------------------------------------
+# --- parsers of reply fields, which may have any type ------------------------------------------
 
 
 def parse_text(value: object) -> str:
@@ -282,7 +296,7 @@ def parse_logprobs(values: Iterable[Any]) -> tuple[float, ...]:
 
 
 def find_count(value: Any, *names: str) -> int | None:
-    """Return the count at this path of keys; None if it is missing or not a count."""
+    """Return the count at a path of keys in a JSON object; None if it is missing or not a count."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None

@@ -1,7 +1,7 @@
-"""RemoteGenerator: a model on a server (`--model openai:...`), used through its richest API.
+"""RemoteGenerator: sample texts from a model on a server (`--model openai:...`).
 
 Requests run in an event loop on a separate thread, each on its own connection. Closing the
-connection cancels the request on the server. Replies are bounded in bytes and seconds. An invalid
+connection cancels the request on the server. Replies are limited in bytes and seconds. An invalid
 reply fails only its own request; temporary errors are retried.
 """
 
@@ -47,7 +47,7 @@ from beamwright.remote.dialects import (
 )
 from beamwright.sections import ELSEWHERE, ModelSettings, SamplingSettings
 
-PLAIN_SUFFIX = ":plain"  # suffix of a Beamwright server's model name for one sample without search
+PLAIN_SUFFIX = ":plain"  # a Beamwright server's model with this suffix samples without a search
 MOST_TRIES = 8  # about a minute in all, enough for a server to restart
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _REPLY_S, _TOKEN_S = 600.0, 1.0  # timeout of a reply with queueing, plus this per token
@@ -66,7 +66,7 @@ _FORMS = ((True, True), (True, False), (False, True), (False, False))  # extras,
 
 
 class RemoteGenerator:
-    """Generates texts on a server, any number at a time. It must be used from one thread.
+    """A model on a server that generates any number of texts at a time. Use it from one thread.
 
     The constructor connects to the server and detects which fields it supports.
 
@@ -75,7 +75,7 @@ class RemoteGenerator:
     key, login: the API key and user:password for the server.
     context: the longest path in tokens; 0 if the server does not report it.
     most: the largest number of texts per request; None for any.
-    token_ids: whether the server returns the sampled token ids.
+    token_ids: True if the server returns the sampled token ids.
 
     Raises:
         InputError: if the server does not answer or does not have the model.
@@ -145,7 +145,7 @@ class RemoteGenerator:
         running.add_done_callback(lambda _: self._running.pop(key, None))
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """Return the replies so far, waiting up to `timeout_s` for the first."""
+        """Return the replies that have arrived; wait up to `timeout_s` seconds for the first."""
         replies: list[Reply] = []
         with suppress(Empty):
             replies.append(self._replies.get(timeout=timeout_s))
@@ -167,7 +167,7 @@ class RemoteGenerator:
             self._work = None
 
     def fault(self) -> str | None:
-        """Return why the server does not answer, or None if it does. Thread-safe."""
+        """Check that the server answers; return the error message, or None. Thread-safe."""
         if self._work is None:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._get_info("models", _ALIVE_S), self._loop)
@@ -194,7 +194,7 @@ class RemoteGenerator:
             self._work.start()
         return asyncio.run_coroutine_threadsafe(work(*given), self._loop)
 
-    # --- a question, in the event loop -------------------------------------------------------
+    # --- one request, in the event loop ------------------------------------------------------
 
     async def _run_request(self, key: Hashable, prompt: PromptRequest) -> None:
         """Send the request, with retries, and queue its reply or error for `wait`."""
@@ -233,9 +233,9 @@ class RemoteGenerator:
     def _classify_error(
         self, error: Exception, prompt: PromptRequest, answer: Any
     ) -> tuple[str, int, type[BeamwrightError]]:
-        """Return an error's message, its number of tries, and the class to raise.
+        """Return an error's message, how often to try in all, and the class to raise at the end.
 
-        answer: the complete reply, or None.
+        answer: the complete reply; None if none was received.
         """
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, RequestRefused):
@@ -278,15 +278,17 @@ class RemoteGenerator:
     def _build_request(
         self, prompt: PromptRequest, per_token: int
     ) -> tuple[str, str, float, int, Any]:
-        """Build a request with its timeout and size limit.
+        """Return the arguments of `ServerClient.stream` for a prompt, with timeout and size limit.
 
         The limit includes the prompt, which some servers repeat with every text.
+
+        per_token: the largest JSON bytes of one token.
         """
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
         most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
         return "POST", self.dialect.path, _reply_s(prompt), most, body
 
-    # --- what the server is ------------------------------------------------------------------
+    # --- detection of the server -------------------------------------------------------------
 
     async def _connect(self, wanted: str) -> None:
         """Find the model; retry for about a minute while the server is loading it."""
@@ -299,9 +301,9 @@ class RemoteGenerator:
                 await asyncio.sleep(_pause_s(tries, error))
 
     async def _detect_server(self, wanted: str) -> None:
-        """Detect the model's name, its context, and the richest dialect the server supports.
+        """Detect the model's name, its context, and the richest dialect that the server supports.
 
-        A search model of another Beamwright server is refused.
+        A Beamwright server's model that runs a whole search per reply is refused.
         """
         answer = await self._get_info("models", _MODELS_S)
         models = {parse_text(model["id"]): model for model in answer["data"] or ()}
@@ -337,11 +339,14 @@ class RemoteGenerator:
         raise InputError(f"{self._option}: {said}")
 
     async def _get_info(self, path: str, most_s: float) -> Any:
-        """Request information about the server."""
+        """Return the JSON of a GET request about the server, such as its list of models."""
         return await self._http.fetch_json("GET", path, most_s, _MODELS_BYTES)
 
     async def _try_llama_api(self) -> bool:
-        """Return whether this is a llama-server that reports sampled tokens; old ones do not."""
+        """Use llama-server's own API if the server reports sampled tokens; return True if so.
+
+        Old versions do not report them.
+        """
         try:
             # A server with several models loads this one for the request.
             props = await self._get_info(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
@@ -389,7 +394,7 @@ class RemoteGenerator:
             )
 
     async def _sample_probe(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
-        """Request a few greedy tokens."""
+        """Request a few greedy tokens, and return the raw choice of the reply."""
         choice: Mapping[str, Any] = (await self._post(self._probe(stops)))["choices"][0]
         return choice
 
@@ -398,7 +403,7 @@ class RemoteGenerator:
         return PromptRequest(ids, lambda: _PROMPT, 1, 0, 4, greedy, stops)
 
 
-# --- what is given ------------------------------------------------------------------------------
+# --- parts of `--model` and its companions ------------------------------------------------------
 
 
 def _is_url(text: str) -> bool:
@@ -439,7 +444,7 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
 
 
 def _pause_s(tries: int, error: Exception) -> float:
-    """Return seconds before the next try: doubling each time, at least the server's request."""
+    """Return the seconds before the next try: doubling, and at least the server's Retry-After."""
     asked_s = getattr(error, "retry_after_s", 0.0)
     return min(max(_FIRST_WAIT_S * 2.0 ** (tries - 1), asked_s), _LONGEST_WAIT_S)
 
