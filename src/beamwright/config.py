@@ -1,7 +1,7 @@
-"""All settings of a run, built from a recipe and flat options.
+"""Settings: all options of a run, merged from a recipe file and command-line or Python options.
 
-A recipe is a YAML file with the sections of `sections`. Command-line options override it. This
-module knows the names of settings, but imports no torch and no models.
+A recipe is a YAML file with the sections of `sections`. Options override it. This module imports no
+torch and no models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # sections of `evaluate.r
 
 
 class Settings(Section):
-    """All settings that one run depends on, in the same sections as a recipe file."""
+    """All options of one run, in the same sections as a recipe file."""
 
     model: sections.ModelSettings = sections.ModelSettings()
     sampling: sections.SamplingSettings = sections.SamplingSettings()
@@ -48,14 +48,12 @@ class Settings(Section):
 
     @classmethod
     def build(cls, recipe: str | os.PathLike[str] | None = None, **options: Any) -> Settings:
-        """Build settings from an optional recipe and flat options. Options override the recipe.
+        """Build settings from an optional recipe file and options; options override the recipe.
 
-        A flat option belongs to the one section that has a field with its name. `None` means "not
-        given".
+        options: values by option name, without sections. None means "not given".
 
         Raises:
-            InputError: if an option is unknown or a value is impossible, with a message of one
-                line.
+            InputError: if an option is unknown or a value is not valid; the message is one line.
         """
         given = load_recipe(Path(recipe)) if recipe else {}
         source = f"recipe {recipe}: " if recipe else ""
@@ -69,7 +67,7 @@ class Settings(Section):
         return cls._with(given, options, source)
 
     def changed(self, **options: Any) -> Settings:
-        """Return the same settings with these flat options changed; `None` means "not given".
+        """Return a copy with some options changed; None leaves an option as it is.
 
         If the strategy changes, the options of the old strategy are dropped.
 
@@ -100,13 +98,16 @@ class Settings(Section):
 
 @cache
 def removed_options() -> dict[str, str]:
-    """Return what became of each removed option, or removed value such as `--choose pairwise`."""
-    became: dict[str, str] = read_yaml(Path(__file__).with_name("gone.yaml"), "options")
-    return became
+    """Return advice for each option or value that an older version had, for error messages.
+
+    The keys are option names, or values such as `--choose pairwise`.
+    """
+    advice: dict[str, str] = read_yaml(Path(__file__).with_name("gone.yaml"), "options")
+    return advice
 
 
 def section_fields() -> dict[str, dict[str, FieldInfo]]:
-    """Return the fields of every section, by section and by name."""
+    """Return the pydantic fields of all settings: section name to option name to field."""
     sections: Any = Settings.model_fields.items()
     return {name: info.annotation.model_fields for name, info in sections}
 
@@ -114,8 +115,8 @@ def section_fields() -> dict[str, dict[str, FieldInfo]]:
 def option_owners() -> dict[str, str]:
     """Return the section of every option, by the option's name.
 
-    Options are the fields of the sections, and the options that strategies, schedules and verifiers
-    declare. Declared options are known once the packages that declare them are imported.
+    Options that strategies, schedules and verifiers declare are included once their packages are
+    imported.
     """
     fields = {name: section for section, names in section_fields().items() for name in names}
     return {**declared_options(), **fields}
@@ -158,9 +159,9 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
 
 
 def describe_invalid(error: ValidationError, where: str = "") -> str:
-    """Return one line about the first error that pydantic reports.
+    """Return a one-line error message for the first error that pydantic reports.
 
-    where: text before the option's place, such as "search.".
+    where: text before the option's path, such as "search.".
     """
     first = error.errors()[0]
     place = where + ".".join(str(part) for part in first["loc"])

@@ -1,4 +1,4 @@
-"""The cores that this process may use, and how its OpenMP threads wait for one another.
+"""Count the CPU cores that this process may use, and shorten the spinning of its OpenMP threads.
 
 PyTorch's OpenMP threads wait by spinning: for 300,000 iterations in GNU's library, for 200 ms in
 LLVM's. If another process runs on one of the cores, each of thousands of parallel regions lasts
@@ -26,7 +26,7 @@ _POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def shorten_spins() -> None:
-    """Set a short spin for PyTorch's threads.
+    """Let idle OpenMP threads of PyTorch spin only briefly, by setting environment variables.
 
     Do nothing if PyTorch is already imported, or if the user has set a wait policy.
     """
@@ -36,7 +36,7 @@ def shorten_spins() -> None:
 
 
 def wait_policy() -> str | None:
-    """Return the wait policy from the environment; None if no policy is set."""
+    """Return the OpenMP wait policy in the environment, such as "KMP_BLOCKTIME=1"; None: none."""
     return next((f"{n}={os.environ[n]}" for n in _POLICIES if n in os.environ), None)
 
 

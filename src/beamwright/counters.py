@@ -1,9 +1,8 @@
-"""Counters of what an engine did and how long it took.
+"""Counters behind all statistics: tokens, bytes, seconds and events of an engine.
 
-Each event is counted once. All statistics are differences between two copies of the counters. The
-running batch, the clock of a run, a remote server, the verifier and the KV of each model have one
-`Counters` object each. Solutions, metrics and gauges are views of a difference. This module imports
-no other package of Beamwright.
+The running batch, the clock of a run, a remote server, the verifier and the KV of each model have
+one `Counters` object each, and each event is counted once. The statistics of a search are the
+difference between two copies of the counters. This module imports no other package of Beamwright.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PHASES = ("decode", "verify", "both", "schedule", "stall")
 class Counters:
     """Counts since this object was created, in tokens, bytes, seconds or events.
 
-    The first fields divide all time of the loop into phases, so that each instant counts once.
+    The first fields divide all time of the engine's loop into phases; each instant counts once.
     """
 
     decode_s: float = 0.0  # decoding alone
@@ -112,22 +111,22 @@ class Counters:
 def counter_field(counter: str, *, per: str | None = None, unless: str | None = None) -> Any:
     """Declare a field of a `CounterView` that is computed from a counter with another name.
 
-    per: the counter to divide by; None to divide by nothing.
-    unless: a counter; the field is None if it is not 0.
+    per: name of a counter to divide by; None: no division.
+    unless: name of a counter; the field is None if that counter is not 0.
     """
     return field(metadata={"counter": counter, "per": per, "unless": unless})
 
 
 @dataclass(frozen=True)
 class CounterView:
-    """Figures for people and JSON, computed from the counts between two moments.
+    """Base class of statistics for people and JSON, computed from a difference of counters.
 
     A field is the counter with its name, what `counter_field` declares, or a value passed to `of`.
     """
 
     @classmethod
     def of(cls, counted: Counters, **own: Any) -> Self:
-        """Build the view of these counts.
+        """Build the statistics from counts.
 
         own: values of the fields that are not counters.
         """
@@ -143,7 +142,7 @@ class CounterView:
 
 
 def ratio_or_none(total: float, num: int) -> float | None:
-    """Return `total` divided by `num`, a mean or a share; None if `num` is 0."""
+    """Return `total` / `num`, such as a mean or a share; None if `num` is 0."""
     return total / num if num else None
 
 
@@ -156,12 +155,12 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Usage:
-    """Memory that an engine holds at one moment, and its counts so far. Any thread may read it.
+    """Snapshot of an engine for metrics: KV memory in use, and counts so far.
 
-    It is read while the engine works, so its numbers may belong to slightly different moments.
+    It is taken while the engine works, so its numbers may belong to slightly different moments.
 
-    levels: by model ("generator", "verifier") and tier ("device", "host"), where the model has it.
-    counters: by owner: the "engine" itself, and each model's KV.
+    levels: KV memory by (model, tier): "generator" or "verifier", and "device" or "host".
+    counters: counts by owner: the "engine" itself, and each model's KV.
     """
 
     levels: Mapping[tuple[str, str], Level]
@@ -180,12 +179,12 @@ class Usage:
         return Usage(levels, counters)
 
     def over(self) -> Usage:
-        """Return the usage that remains of a stopped engine: its counts without any memory."""
+        """Return the usage of the engine after it has stopped: its counts, without memory."""
         return Usage({}, self.counters)
 
     @property
     def engine(self) -> Counters:
-        """Counts of the running batch, the clock and the link."""
+        """Counts of the engine itself: the running batch, the clock and the link."""
         return self.counters["engine"]
 
     @property
@@ -195,17 +194,17 @@ class Usage:
 
 
 class Progress:
-    """Receiver of phases and token counts while an engine works. This class does nothing.
+    """Receiver of progress messages of an engine. This base class ignores them.
 
-    Subclasses show the progress. The engine calls it between iterations, from its own thread. No
-    policy reads it.
+    Subclasses show the progress. The engine calls the methods between iterations, in its own
+    thread.
     """
 
     def doing(self, what: str) -> None:
-        """Begin a phase, such as "loading the verifier bundled" or "round 3: decoding 16 beams"."""
+        """Receive the phase that begins, such as "round 3: decoding 16 beams"."""
 
     def wrote(self, num_tokens: int) -> None:
-        """Take notice that `num_tokens` tokens were decoded, summed over all beams."""
+        """Receive the number of tokens just decoded, summed over all beams."""
 
     def ended(self) -> None:
-        """End what was begun: loading, or the searches of a call."""
+        """Receive the end of loading, or of the searches of a call."""

@@ -1,4 +1,4 @@
-"""Declarations of verifiers, the decorator behind all declarations, and the loading of plugins.
+"""Declare verifiers, and load plugins; also the base of all decorators that declare parts.
 
 ```python
 @verifier("short-steps", meaning="the shorter a step, the better")
@@ -42,8 +42,10 @@ _NAME = re.compile(r"\w[\w.-]*")
 def declaration(
     table: Table[R], row: type[R], name: str, meaning: str, **facts: Any
 ) -> Callable[[M], M]:
-    """Return a decorator that adds the decorated class or function to `table`.
+    """Return a decorator that declares a class or function: adds it to `table` under `name`.
 
+    row: the class of the table's rows.
+    meaning: one line that describes the part to users.
     facts: further fields of the row.
 
     Raises:
@@ -74,18 +76,18 @@ _BUILT_IN = (
 VERIFIERS: Table[TableRow] = Table(
     "model", "--verifier", "score", calls=True, taken=_BUILT_IN.split()
 )
-# Declare a verifier: a function `(problem, steps) -> float | None`, or a class with `score`.
-#
-# Such a class is made without arguments, or is a `config.Section` whose fields are its options.
+# Decorator that declares a verifier: a function `(problem, steps) -> float | None`, or a class with
+# `score`. The class is made without arguments, or is a `Section` whose fields are its options.
 verifier = partial(declaration, VERIFIERS, TableRow)
 
 
 def declared_values(
     table: Table[Any], rows: Sequence[TableRow], settings: OpenSection, named: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return, for each row, the values that the section `settings` holds for the row's options.
+    """Return for each row the values of its own options, taken from the section `settings`.
 
-    named: the chosen name to show in an error, if it is not the name of a row.
+    rows: the declared parts in use, such as the strategy and the answer format.
+    named: the name to show in an error message, if it is not the name of a row.
 
     Raises:
         InputError: for an option that none of the rows has.
@@ -107,7 +109,7 @@ def declared_values(
 def make_declared(
     table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **shared: Any
 ) -> Any:
-    """Return a declared function itself, or an instance of a declared class with its options.
+    """Instantiate a declared class with its options; return a declared function as it is.
 
     given: the values of the class's own options.
     shared: arguments that every class of the table takes.
@@ -128,10 +130,10 @@ def make_declared(
 
 
 def _source_of(make: Callable[..., Any]) -> str | None:
-    """Return the source of the plugin file that declares `make`, as the file is now.
+    """Return the text of the plugin file that declares `make`, to detect changes of its code.
 
-    Return None for a built-in declaration, and for a declaration in `__main__`, a program that does
-    more than declare.
+    None for a built-in part, and for a part declared in `__main__`, a program that does more than
+    declare.
     """
     if make.__module__ == "__main__" or make.__module__.startswith("beamwright."):
         return None
@@ -149,7 +151,7 @@ ENTRY_POINT_GROUP = "beamwright.plugins"
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
-    """Run a plugin file, so that its declarations join the tables.
+    """Import a plugin file, which registers the parts that it declares.
 
     Raises:
         InputError: if it is not a Python file, or fails.
@@ -173,7 +175,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
 
 
 def load_plugins(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
-    """Load installed plugins and then `files`, and return one line per failed installed plugin.
+    """Load installed plugins and then `files`; return an error line per failed installed plugin.
 
     Raises:
         InputError: if one of the files fails, see `load_plugin`.

@@ -1,4 +1,4 @@
-"""Every error that Beamwright raises on purpose. Imports no other module of the package.
+"""Exceptions that Beamwright raises on purpose. Imports no other module of the package.
 
 ```
 BeamwrightError            exit 1   something failed; one line says what
@@ -32,12 +32,12 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error from outside Beamwright, on one line and shortened."""
+    """Return the message of any exception on one line, shortened to 200 characters."""
     return " ".join(str(error).split())[:_LONGEST_LINE]
 
 
 def error_line(error: BaseException) -> str:
-    """Return the same line with the error's class in front: `ValueError: ...`."""
+    """Return `message_of(error)` with the exception's class in front: `ValueError: ...`."""
     return f"{type(error).__name__}: {message_of(error)}"
 
 
@@ -49,7 +49,7 @@ class BeamwrightError(Exception):
     partial: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error by its attributes, whatever arguments its class takes.
+        """Pickle the error by its attributes, because subclasses take different arguments.
 
         The partial solution is left out: it is large and stays in the process that has the tree.
         """
@@ -73,7 +73,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Cancelled(BeamwrightError):
-    """The submitter cancelled the problem; `partial` has the best candidates found until then."""
+    """The caller cancelled the search; `partial` has the best candidates found until then."""
 
     def __init__(self) -> None:
         super().__init__("the search was cancelled")
@@ -150,7 +150,7 @@ class PolicyError(BeamwrightError):
 
 
 class LinkError(BeamwrightError):
-    """A transfer between the tiers failed. Candidates that were finished before are not lost."""
+    """A KV transfer between device and host failed. Finished candidates are not lost."""
 
 
 class UnavailableError(BeamwrightError):

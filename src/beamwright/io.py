@@ -1,9 +1,8 @@
-"""Functions that read files and YAML within limits, and write files as a whole or not at all.
+"""Read files, JSON and YAML safely, and write files atomically.
 
-This module knows paths, bytes and plain data, but nothing about their content. A reader sees either
-the old file or the whole new one, and two processes that write the same file do not disturb each
-other. A few lines of YAML can expand to billions of values through aliases, and YAML tags can
-create Python objects. The safe loader refuses tags, and the size of a file and of its expansion is
+Writing: a reader sees either the old file or the whole new one, and two processes may write the
+same file. Reading: a few lines of YAML can expand to billions of values through aliases, and YAML
+tags can create Python objects. So tags are refused, and the size of a file and of its expansion is
 limited.
 """
 
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 * 1024  # limit on a YAML file
 MOST_VALUES = 20_000
-# Only part of the target's name goes into the partial file's name, because the target's name may
-# have the maximal length already.
+# Characters of a file's name that its temporary file repeats: the name may be as long as a file
+# system allows.
 _NAME_CHARACTERS = 100
 
 
@@ -125,10 +124,11 @@ def open_private(path: str, flags: int) -> int:
 
 
 def write_atomically(path: Path, content: str | bytes, option: str = "") -> None:
-    """Replace a file as a whole. The content is on the disk when this returns. Text must be ASCII.
+    """Write a file atomically: it has either its old or its whole new content at any time.
 
-    Until then, a regular file keeps its old content. The new file keeps the old permissions; a file
-    that did not exist gets mode 0600. A pipe or a device is written to and never replaced.
+    The content is on the disk when this returns. Text must be ASCII. The file keeps its
+    permissions; a file that did not exist gets mode 0600. A pipe or a device is written to and
+    never replaced.
 
     option: text in front of an error message.
 
@@ -168,7 +168,7 @@ def _open_pipe(path: Path) -> int:
 
 
 def check_writable(path: Path, option: str = "") -> None:
-    """Check early whether a file can be written at `path`.
+    """Check before a long computation that a file can be written at `path`.
 
     Raises:
         InputError: if the path is a folder, or its parent folder does not exist.
@@ -202,9 +202,9 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def import_optional(module: str, needs: str) -> Any:
-    """Return a module of an optional package.
+    """Import and return a module of an optional package.
 
-    needs: the error message if it cannot be imported.
+    needs: the error message if it cannot be imported, which names the package to install.
 
     Raises:
         UnavailableError: if the module cannot be imported.
@@ -216,9 +216,9 @@ def import_optional(module: str, needs: str) -> Any:
 
 
 def installed_entry_points(group: str) -> EntryPoints:
-    """Return the entry points of a group.
+    """Return the entry points of a group, such as `beamwright.plugins`.
 
-    The search for all groups takes 20 ms and happens once.
+    The search takes 20 ms; its result is cached for all groups.
     """
     points: EntryPoints = _entry_points(tuple(sys.path)).select(group=group)
     return points
@@ -231,7 +231,7 @@ def _entry_points(path: tuple[str, ...]) -> Any:  # its type differs from Python
 
 
 def nonfinite_as_null(value: Any) -> Any:
-    """Return the same value with None for each NaN or infinity, which JSON has no number for."""
+    """Return a copy of JSON data with None in place of NaN and infinities, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -241,7 +241,7 @@ def nonfinite_as_null(value: Any) -> Any:
 
 @cache
 def read_toml_beside(module: str) -> dict[str, Any]:
-    """Return the TOML table that lies next to a module and has its name.
+    """Read the TOML file that lies next to a module and has its name (cached).
 
     module: the module's `__file__`.
     """

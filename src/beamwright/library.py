@@ -1,7 +1,7 @@
-"""The C library built from `csrc/`, and the structures that its functions take (`csrc/products.h`).
+"""ctypes bindings of the C library for matrix products and decoding on CPUs (`csrc/products.h`).
 
 The library is missing if the package was installed without a C compiler. Torch then computes
-everything.
+everything. The structures have the same fields as those in the header.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Projection(ctypes.Structure):
 
 
 class NativeSource(ctypes.Structure):
-    """Keys and values of many entries and layers in one tensor."""
+    """A tensor with the keys and values of many KV blocks and layers."""
 
     _fields_: ClassVar = [("keys", _PLACE), *_fields_of("layer values head", _NUMBER)]
 
@@ -68,7 +68,7 @@ class Attention(ctypes.Structure):
 
 
 class NativeLayer(ctypes.Structure):
-    """Weights of one layer, and the place of its keys and values."""
+    """Weights of one layer, and where its keys and values are stored."""
 
     _fields_: ClassVar = [
         *_fields_of("qkv out gate_up down", Projection),
@@ -78,7 +78,7 @@ class NativeLayer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """Layers of a decoder, and their sizes."""
+    """A decoder: its layers and their sizes."""
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(NativeLayer)),
@@ -89,7 +89,7 @@ class Model(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """Stages of a model to run, and the rows to run them for."""
+    """One forward pass: which stages of a model to run, and for which rows."""
 
     _fields_: ClassVar = [
         *_fields_of("begin end rows", _NUMBER),
@@ -101,7 +101,7 @@ class Pass(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """Return the loaded library, or None if it is not installed.
+    """Load the C library and return it; None if it is not installed.
 
     The library shares torch's OpenMP threads.
     """
@@ -123,9 +123,9 @@ def library() -> Any:
 
 
 def instruction_set() -> int:
-    """Return the number of the best instruction set that the CPU has and torch may use.
+    """Return the index in `_SETS` of the best instruction set that the library may use here.
 
-    The variable ATEN_CPU_CAPABILITY limits torch, and so this library.
+    The environment variable ATEN_CPU_CAPABILITY limits torch, and so this library.
     """
     from torch.backends import cpu  # noqa: PLC0415 (slow import)
 

@@ -1,8 +1,7 @@
-"""The seams between packages: the types that policies, step writers and the engine exchange.
+"""Interfaces between packages: what policies, step writers and the engine exchange.
 
-A seam is an interface with several implementations. Plans go down to a step writer, and events come
-back up. Policies (strategy, schedule, verifier) receive views and return data
-(docs/develop/architecture.md).
+The engine asks the policies (strategy, schedule, verifier), which receive data and return data. It
+sends plans to a step writer, which decodes, and receives events (docs/develop/architecture.md).
 
 This module holds types and data only and imports no torch. The imports under TYPE_CHECKING name
 types and are never executed.
@@ -84,9 +83,9 @@ class StepDropped:
 
 @dataclass(frozen=True)
 class StepAwaited:
-    """Event: the step of `node` has not begun; its prompt or turn is only partly prefilled.
+    """Event: the step of `node` has not begun, because its prompt or turn is still being prefilled.
 
-    A long prompt is prefilled in chunks, and each iteration prefills one chunk.
+    A long prompt is prefilled in chunks, one chunk per iteration.
     """
 
     node: Node
@@ -96,7 +95,7 @@ Event = StepDecoded | StepScored | StepFailed | StepDropped | StepAwaited
 
 
 class StepWriter(Protocol):
-    """Interface of a writer: it decodes the steps of open nodes.
+    """Interface of a step writer: it decodes the steps of open nodes, here or on a server.
 
     running_nodes: the nodes whose steps are being decoded; a plan does not contain them.
     busy: True if a step is being decoded or waits to be decoded.
@@ -121,13 +120,13 @@ class StepWriter(Protocol):
         return False
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """Return the view that a schedule gets of these open nodes."""
+        """Return the data about these open nodes that a schedule plans with."""
 
     def submit(self, plan: Plan) -> None:
         """Replace the waiting steps by the steps of `plan`. Steps being decoded continue."""
 
     def iterate(self) -> Sequence[Event]:
-        """Do one bounded piece of work, and return its events; none if no step has ended."""
+        """Do one bounded piece of work, and return its events; empty if no step has ended."""
 
     def cancel(self, nodes: Sequence[Node]) -> None:
         """Cancel the open steps of these nodes, and free their memory."""
@@ -151,7 +150,7 @@ class StepWriter(Protocol):
         return
 
     def free_outside_window(self, tree: SearchTree) -> None:
-        """Free the KV of `tree` that lies outside the attention windows of all its future rows."""
+        """Free the KV of `tree` that no future token attends to, because of a sliding window."""
         return
 
 
@@ -160,10 +159,10 @@ class StepWriter(Protocol):
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties that a verifier or a strategy declares about itself, in addition to its methods.
+    """What the engine must know about a verifier or a strategy, besides its methods.
 
-    The engine reads them to decide which statistics to compute and when to call the policy. A
-    plugin sets `traits`, or attributes of the same names.
+    It decides which statistics to compute and when to call the policy. A plugin sets `traits`, or
+    attributes of the same names.
     """
 
     # Names of the statistics of each token's distribution that the policy reads in `node.stats`.
@@ -324,7 +323,7 @@ class KVDemand:
 
 @dataclass(frozen=True)
 class ScheduleView:
-    """Data that a schedule may read: the open nodes of all trees, and their demand for memory."""
+    """Input of `Schedule.plan`: the open nodes of all trees, and their demand for KV memory."""
 
     beams: tuple[Node, ...]  # open nodes that wait for their step, in depth-first order
     # The KV that these beams need; None if KV never leaves the device.
@@ -363,7 +362,7 @@ class Parking:
 
 @dataclass(frozen=True)
 class Plan:
-    """Order in which beams join the running batch, in groups."""
+    """Output of `Schedule.plan`: the order in which beams join the running batch, in groups."""
 
     # With `--batching grouped`, a group starts when the previous group has ended.
     groups: tuple[tuple[Node, ...], ...]
@@ -377,7 +376,7 @@ class Plan:
 
 
 class SchedulePolicy(Protocol):
-    """Policy that arranges beams into groups. It changes the time of a search, never its tree.
+    """Interface of a schedule: it arranges beams into groups. It changes the time, never the tree.
 
     plan: returns the order and the groups of the beams in `view`.
     """
@@ -429,7 +428,7 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Data that a callback gets after every round of a tree."""
+    """Argument of the `on_round` callback, which is called after every round of a tree."""
 
     tree: SearchTree
     round: int

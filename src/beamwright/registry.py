@@ -1,8 +1,8 @@
-"""Tables of strategies, schedules, verifiers and other parts that users choose by name.
+"""Registries of strategies, schedules, verifiers and other parts that users choose by name.
 
-A declaration is one class or function under one decorator, which adds a row to a table. Settings,
+A part is declared by a decorator on one class or function, which adds a row to a table. Settings,
 command line, recipes, lists, checkpoints and general tests read the row, so a part is described in
-one place. The tables are open: a plugin's declarations join them when its file is imported.
+one place. Plugins add their parts to the same tables.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from beamwright.errors import InputError
 def option(
     default: Any, help: str, *, metavar: str | None = None, recipe_only: bool = False, **limits: Any
 ) -> Any:
-    """Declare a field of a section or of a declared class as an option.
+    """Declare a field of a section or of a declared class as an option of users.
 
-    It becomes a setting, a command-line flag and a key of recipes.
+    The field becomes a setting, a command-line flag and a key of recipes.
 
     help: the text that the command line shows.
     metavar: the name of the value on the command line.
@@ -39,14 +39,17 @@ def option(
 
 
 def option_extra(field: FieldInfo, key: str) -> Any:
-    """Return a field's `metavar` or `recipe_only`; None if `option` did not declare the field."""
+    """Return the argument `key` ("metavar" or "recipe_only") with which `option` declared a field.
+
+    None if `option` did not declare it.
+    """
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One declared part in a table.
+    """One declared part, such as a strategy, in a table.
 
     meaning: one line that describes the part to users.
     make: the declared class or function. The fields of a pydantic model are its options, except
@@ -89,14 +92,14 @@ LAB_HINT = "comes with the lab: pip install -e lab"
 
 
 class Table(dict[str, R]):
-    """Rows by name. Plugins add their own rows.
+    """Registry of one kind of part: rows by name. Plugins add their own rows.
 
     section: the section of the settings that holds the options.
     flag: the command-line option that takes the name.
     needs: methods that a declared class must have.
     calls: True if a plain function can be declared, too.
     taken: names with a built-in meaning, which cannot be declared.
-    lab_names: names that the lab declares if it is installed.
+    lab_names: names that the lab (the package of experiments) declares if it is installed.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class Table(dict[str, R]):
         _TABLES.append(self)
 
     def add(self, row: R) -> None:
-        """Add a row; it replaces a row from the same place, as when a plugin is loaded twice.
+        """Add a row. It replaces a row of the same class, as when a plugin is loaded twice.
 
         Raises:
             InputError: if its name, or the name of an option, already has another meaning.
@@ -185,12 +188,12 @@ def rows_for_flag(flag: str) -> list[TableRow]:
 
 
 def rows_with_option(name: str) -> list[TableRow]:
-    """Return all rows, in all tables, that have an option with this name."""
+    """Return the rows of all tables that have an option with this name."""
     return [row for table in _TABLES for row in table.owners(name)]
 
 
 def import_modules(package: str, path: Iterable[str]) -> None:
-    """Import every module of a package, which adds its declarations.
+    """Import every module of a package, so that the parts that they declare are registered.
 
     package, path: the package's `__name__` and `__path__`.
     """

@@ -1,4 +1,4 @@
-"""The sections of the settings: type, default, range and help text of each setting.
+"""All settings by section: type, default, range and help text of each one.
 
 A section is a frozen pydantic model that rejects unknown keys. The command line, recipes, the typed
 options of `Solver`, the server's requests and the reference pages are generated from it.
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from beamwright import units
 from beamwright.registry import option
 
-# The one kind of problem that the bundled models can solve.
+# The form of the problems that the bundled models can solve.
 GRAMMAR = "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME have now?"
 
 # Limit on the candidates of a round and on the children of a step. Each has a node, a sampled
@@ -47,7 +47,7 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A section that also accepts the options of the part that it names.
+    """A section that also accepts the options of a strategy, schedule or verifier that it names.
 
     These options are stored in `model_extra` by name. The package that declares the part checks
     them.
@@ -265,7 +265,7 @@ class SearchSettings(OpenSection):
 class StopSettings(Section):
     """Conditions that end a search early, with the best candidates so far.
 
-    The tree until then is the same as without them.
+    Until then the tree is the same as without them.
     """
 
     deadline: units.Duration = option(

@@ -1,7 +1,4 @@
-"""Parsers and types of settings that are written as text.
-
-These are sizes, rates, durations, splits, selections, stop strings and template arguments.
-"""
+"""Parse settings that users write as text, such as `7GiB`, `30s` or `1/8`; their pydantic types."""
 
 from __future__ import annotations
 
@@ -32,8 +29,9 @@ _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 def _quantity(
     text: str | float, units: Mapping[str, int], what: str, such_as: str, least: float = 0.0
 ) -> float:
-    """Return the number that `text` gives, converted to the base unit by `units`.
+    """Parse a positive number with a unit, and convert it to the base unit.
 
+    units: the factor of each unit, by lower-case name.
     what, such_as: the kind of quantity and an example, for errors.
 
     Raises:
@@ -75,7 +73,7 @@ def _parse_rate(text: str | int) -> int:
 
 
 def parse_split(text: str | float) -> str | float:
-    """Return "auto", or a share between 0 and 1, both excluded.
+    """Parse `--split`: "auto", or the generator's share of KV memory, between 0 and 1.
 
     Raises:
         InputError: if the text is not one of these.
@@ -90,9 +88,9 @@ def parse_split(text: str | float) -> str | float:
 
 
 def parse_select(text: str | float) -> int | float:
-    """Return a number of tokens such as `2048`, or a share of the visible tokens.
+    """Parse `--select`: a number of tokens (int), or a share of the visible tokens (float).
 
-    A share is written `1/8` or `0.125`. `all` gives the share 1.0.
+    A share is written `1/8` or `0.125`; `all` is the share 1.0.
 
     Raises:
         InputError: if the text is none of these, or is not positive.
@@ -116,10 +114,11 @@ MOST_DRAFTS = 15  # an iteration decodes up to 16 tokens of a row
 def _word_or_tokens(
     takes: Any, words: Sequence[str], said: str, least: int = 1, most: float = math.inf
 ) -> BeforeValidator:
-    """Return a validator for a setting that is one of `words`, or a number of tokens.
+    """Return a pydantic validator for a setting that is one of `words` or a number of tokens.
 
     takes: the setting's type, for its JSON schema.
     said: the end of the error message for any other value.
+    least, most: limits of the number; 0 becomes "off".
     """
 
     def parse(text: str | int) -> str | int:
@@ -133,9 +132,9 @@ def _word_or_tokens(
 
 
 def parse_close_message(text: str) -> str:
-    """Return a closing message, the text that ends a thought which is cut off.
+    """Check the length of `--close-message`, the text that ends a thought which is cut off.
 
-    Its length is limited in bytes, because each byte may become a token.
+    The length is limited in bytes, because each byte may become a token.
 
     Raises:
         InputError: if it is too long.
@@ -146,7 +145,7 @@ def parse_close_message(text: str) -> str:
 
 
 def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
-    """Return a validator that applies `parse`. None stays, and InputError becomes ValueError.
+    """Wrap a parser as a pydantic validator: None stays, and InputError becomes ValueError.
 
     takes: the type of the input, for the JSON schema.
     """
@@ -160,7 +159,7 @@ def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
     return BeforeValidator(validate, json_schema_input_type=takes)
 
 
-# Arguments that the renderer of a chat template, ours or `transformers`', sets itself.
+# Arguments that Beamwright or `transformers` sets itself when it renders a chat template.
 RESERVED_ARGS = frozenset((
     "self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize",
     "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding",
@@ -170,7 +169,7 @@ RESERVED_ARGS = frozenset((
 
 
 def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a chat template by name, from a mapping or a JSON text.
+    """Parse `--template-args`, a mapping or JSON text, and check the names.
 
     Raises:
         InputError: if it is neither, if a value is not valid JSON, or if a name is reserved or is
@@ -205,7 +204,7 @@ def _path_as_text(value: Any) -> Any:
 
 
 class ModelName(str):
-    """The name of a model.
+    """The value of `--model`, without the login that its URL may contain.
 
     login: user and password for its server. They are kept out of the text, so no message or file
         shows them.

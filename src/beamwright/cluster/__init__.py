@@ -1,5 +1,5 @@
-"""Searches on several devices: one engine per device, placed by Ray (extra `ray`).
+"""Run searches on several devices: one engine per device, as Ray Serve replicas (extra `ray`).
 
 Ray places the engines and handles their failures. This package decides which engine runs which
-search. The trees are equal to the trees of a single process.
+search. The trees are equal to those of a single process.
 """

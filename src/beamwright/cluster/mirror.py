@@ -1,7 +1,7 @@
-"""Copy of a search tree that grows in another process, and the changes that keep it up to date.
+"""Mirror a search tree that grows in another process, by sending its changes after each round.
 
-The changes contain plain values: no KV handles, and no links to parents and children, because
-pickling would follow the links and recurse as deep as the tree.
+The changes contain plain values. They have no KV handles, and no links to parents and children,
+because pickling would follow the links and recurse as deep as the tree.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepDelta:
 class TreeUpdate:
     """The changes of a tree since the last message."""
 
-    fresh: bool  # True for the first message about a tree
+    fresh: bool  # True for the first message about a tree, also after a restart of the search
     problem_id: str | int
     attributes: Mapping[str, Any]  # attributes of the `SearchTree`
     steps: tuple[StepDelta, ...]  # the changed nodes, parents first
@@ -50,9 +50,10 @@ class TreeUpdate:
 
 
 class TreeChanges:
-    """Collector of the changes of a search's tree, used in the thread that grows the tree.
+    """Sender's side: collects what has changed in a search's tree since the last message.
 
-    A search that did not fit in memory together with other searches is restarted with a new tree.
+    It is used in the thread that grows the tree. The tree may be replaced by a new one, because a
+    search that did not fit in memory beside other searches is restarted.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class TreeChanges:
         self._known: dict[Node, dict[str, Any]] = {}
 
     def collect(self, tree: SearchTree, report: RoundReport | None = None) -> TreeUpdate:
-        """Return the changes since the last call.
+        """Return the changes of `tree` since the last call.
 
         report: the report of a round; None at the end of the search. In a round, branches that are
             already known as pruned are skipped.
@@ -90,10 +91,10 @@ class TreeChanges:
 
 
 class Mirror:
-    """The copy of a tree that grows in another process.
+    """Receiver's side: the copy of a tree that grows in another process.
 
-    If a search restarts on another replica, the copy uses the same node objects again. A listener
-    that keeps track of nodes by identity therefore sees no node twice.
+    If a search restarts on another replica, the copy uses the same node objects again. A callback
+    that tracks nodes by identity therefore sees no node twice.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class Mirror:
 
     @property
     def tree(self) -> SearchTree:
-        """The copy, after the last applied changes."""
+        """The copy of the tree, with all changes applied so far."""
         assert self._tree is not None
         return self._tree
 
@@ -124,7 +125,7 @@ class Mirror:
             setattr(self.tree, name, value)
 
     def report(self, news: TreeUpdate) -> RoundReport:
-        """Return the round's report with nodes of the copy. Call `apply` with `news` before."""
+        """Return a round's report, for callbacks, with nodes of the copy. Call `apply` first."""
         report_fields = dict(news.report)
         for name in _REPORTED:
             report_fields[name] = tuple(self._nodes[ordinals] for ordinals in report_fields[name])

@@ -1,4 +1,4 @@
-"""Replica: one engine in a separate process, which streams the rounds and outcomes of searches.
+"""Replica: one engine in a separate process, which runs searches and streams their rounds.
 
 This module does not use Ray; `serving` deploys the class with Ray Serve.
 """
@@ -28,17 +28,16 @@ from beamwright.tree import SearchTree
 # Number of consecutive searches with a bug after which the replica counts as broken.
 MOST_BUGS = 3
 
-# Seconds without a call of `heartbeat` after which a replica ends its application.
-#
-# A server that was killed cannot end its replicas itself.
+# Seconds without a call of `heartbeat` after which a replica ends its application: a killed server
+# cannot end its replicas itself.
 ABANDONED_S = 120.0
 
 
 @dataclass(frozen=True)
 class SearchMessage:
-    """A message about a search: a round is over, or the search has ended."""
+    """A message of a replica about a search: a round is over, or the search has ended."""
 
-    usage: Usage  # usage of the replica
+    usage: Usage  # memory and counts of the replica
     tree: TreeUpdate | None = None  # changes of the tree since the last message, if requested
     ended: bool = False
     # The solution without its tree. Together with an error: the best solution until then.
@@ -48,7 +47,7 @@ class SearchMessage:
 
 
 class Replica:
-    """One engine that solves the searches of a cluster. The constructor loads the models.
+    """One engine of a cluster, in a process of its own. The constructor loads the models.
 
     plugins: files with declarations that the settings may name.
     name: returns the name of this replica in Ray.
@@ -73,14 +72,16 @@ class Replica:
         self._bugs = 0
 
     async def heartbeat(self) -> Heartbeat:
-        """Return a heartbeat, the report that this replica is alive, and restart the timeout."""
+        """Report that this replica is alive, and restart the timeout `ABANDONED_S`."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = asyncio.get_running_loop().call_later(ABANDONED_S, self._abandoned)
         return Heartbeat(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
 
     async def check_health(self) -> None:
-        """Check that searches do not fail one after the other, as with a lost device.
+        """Check that not all searches fail, as they do after the device is lost.
+
+        Ray calls this, and replaces the replica if it raises.
 
         Raises:
             RuntimeError: after `MOST_BUGS` consecutive searches with a bug.
@@ -89,9 +90,9 @@ class Replica:
             raise RuntimeError(f"{self._bugs} searches in a row have failed")
 
     async def search(self, given: SearchRequest) -> AsyncIterator[str | SearchMessage]:
-        """Run a search concurrently with others.
+        """Run a search concurrently with others, and stream messages about it.
 
-        Yield the name of this replica first, and then messages, the last one with the outcome.
+        Yields the name of this replica first, and then messages; the last one has the outcome.
         Closing the stream cancels the search.
         """
         yield self._name()
@@ -141,7 +142,7 @@ class Replica:
     def _last_news(
         self, outcome: Solution | BaseException, given: SearchRequest, changes: TreeChanges
     ) -> SearchMessage:
-        """Return the last message of a search, and count consecutive bugs."""
+        """Return the last message of a search, and count consecutive bugs for `check_health`."""
         best = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
         tree = error = bug = None
         if isinstance(best, Solution):

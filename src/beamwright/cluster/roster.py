@@ -1,7 +1,7 @@
-"""Roster: the live replicas, their usage, and their loads.
+"""Roster: which replicas are alive, what they use, and how loaded they are.
 
-The load of a replica is the number of candidates of its searches. A new search goes to the replica
-with the smallest load. This module imports neither Ray nor torch.
+The load of a replica is the sum of n over its searches. A new search goes to the replica with the
+smallest load. This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from typing import Any, Literal
 
 from beamwright.counters import Usage
 
-# What a replica sends in addition to a search's solution.
-#
-# "rounds": the changes of the tree after each round. "tree": the whole tree at the end. "nothing":
-# no tree.
+# What a replica sends of the tree, in addition to the solution: "rounds": the changes after each
+# round. "tree": the whole tree at the end. "nothing": no tree.
 SentTree = Literal["rounds", "tree", "nothing"]
 
 
@@ -37,7 +35,7 @@ class Heartbeat:
 
 @dataclass(eq=False)
 class SearchRequest:
-    """A search of n candidates that is sent to a replica."""
+    """A search that a ClusterSolver sends to a replica."""
 
     id: str
     problem: Any
@@ -56,9 +54,9 @@ class SearchRequest:
 
 
 class Roster:
-    """The live replicas and the searches in flight. Any thread may call it.
+    """Table of the live replicas and of the searches in flight. Any thread may call it.
 
-    The usage of dead replicas is kept and counts in the total.
+    The counts of dead replicas are kept, so totals never shrink.
 
     wanted: the number of replicas that should run.
     deaths: the number of replicas that have died.
@@ -80,7 +78,7 @@ class Roster:
         return time.monotonic() - self._heard_s
 
     def update(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Replace the live replicas by the senders of `heartbeats`."""
+        """Replace the live replicas by those that sent `heartbeats`; the others count as dead."""
         there = {heartbeat.name: heartbeat for heartbeat in heartbeats}
         for name in self._alive.keys() - there.keys():
             self.mark_dead(name)
@@ -120,13 +118,13 @@ class Roster:
     # --- searches ----------------------------------------------------------------------------
 
     def ranked(self, names: Iterable[str]) -> list[str]:
-        """Return the names of replicas sorted by load, the smallest first."""
+        """Sort names of replicas by load, the smallest first."""
         with self._lock:
             loads = self._loads()
         return sorted(names, key=lambda name: (loads[name], name))
 
     def add(self, given: SearchRequest) -> None:
-        """Add a search that waits for a replica, for the first time or again."""
+        """Add a search that waits for a replica; also after its replica has died."""
         with self._lock:
             self._given[given.id] = given
             given.replica = None

@@ -14,7 +14,10 @@ from beamwright.cluster.roster import SearchRequest
 
 
 class LeastLoadedRouter(RequestRouter):  # type: ignore[misc]
-    """Request router that ranks replicas by load. Ray skips replicas that are full or dead."""
+    """Ray Serve request router that sends a search to the replica with the smallest load.
+
+    Ray skips replicas that are full or dead.
+    """
 
     async def choose_replicas(
         self,

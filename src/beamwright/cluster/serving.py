@@ -1,4 +1,4 @@
-"""Deployment of replicas with Ray Serve, and the calls to them.
+"""Deploy replicas with Ray Serve, and call them.
 
 Ray places the replicas, checks their health and replaces dead ones. The HTTP proxy of Ray Serve
 stays off. This module imports no torch until it starts the replicas.
@@ -39,7 +39,7 @@ _LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 
 @dataclass(frozen=True)
 class Cluster:
-    """The place and number of replicas."""
+    """Where to run replicas and how many: the options `--ray` and `--replicas`."""
 
     address: str | None = None  # address of a Ray cluster; None: processes on this machine
     # Number of replicas. None: one per GPU, or one per `cores` CPU cores for a model on CPUs.
@@ -107,7 +107,7 @@ class RayServing:
         return number
 
     def stop(self) -> None:
-        """End the replicas. Disconnect from Ray, or shut it down, if `start` connected to it."""
+        """End the replicas. If `start` has connected to Ray or started it, disconnect or end it."""
         if self._ray.is_initialized():
 
             def delete() -> None:
@@ -139,7 +139,7 @@ class RayServing:
         answers = await calls.results_async(timeout_s=_ANSWER_S, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
-    # --- inside ------------------------------------------------------------------------------
+    # --- starting ----------------------------------------------------------------------------
 
     def _join(self) -> None:
         """Connect to the cluster, or start Ray on this machine if no address is given."""

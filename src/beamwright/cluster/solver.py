@@ -1,9 +1,8 @@
-"""ClusterSolver: a Solver for servers and evaluations that runs searches on several engines.
+"""ClusterSolver: a Solver that runs searches on several engines, for servers and evaluations.
 
-Ray runs the engines as replicas. A search goes to the replica with the fewest candidates. Callbacks
-get the same reports as in a single process. `solve_many` does not distribute its problems in
-advance: per replica it sends only the problems in flight and one more, so that a fast replica takes
-more of them.
+Ray runs the engines as replicas. A search goes to the replica with the smallest load. Callbacks get
+the same reports as in a single process. `solve_many` does not distribute its problems in advance:
+each replica gets only the problems in flight and one more, so a fast replica solves more of them.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from beamwright.solver.request import (
 from beamwright.solver.solution import Solution
 from beamwright.tree import Problem
 
-# Number of replicas that may die during one search; then it fails, as it probably kills them.
+# A search fails after this many of its replicas have died, because it probably kills them.
 MOST_DEATHS = 3
 
 # Timeout in seconds of a cancelled search if its replica does not answer.
@@ -75,10 +74,10 @@ _WAIT_S = 1.0
 class RemoteSearch:
     """A search on a replica, from its submission to its outcome.
 
-    The replica sends the changes of each round, and they are applied to a mirror of the tree. If
-    the replica dies, the search restarts on another one. The seed and the problem determine the
-    tree, so it is the same tree, and rounds that were reported before are not reported again.
-    All code except the callback runs in the event loop of the owner.
+    The replica sends the changes of each round, which are applied to a mirror of the tree. If the
+    replica dies, the search restarts on another one and grows the same tree. Rounds that were
+    reported before are not reported again. All code except the callback runs in the event loop of
+    the owner.
 
     begun: True while a replica runs the search.
     """
@@ -143,7 +142,7 @@ class RemoteSearch:
     async def _search(self) -> Outcome:
         """Run the search on one replica, and return its outcome.
 
-        It raises one of `serving.died` if the replica dies.
+        Raises one of `serving.died` if the replica dies.
         """
         stream, ends_s = self._owner.serving.search(self.given), self._ends_s
         try:  # `ends_s` can be used here, because the event loop's clock is `time.monotonic`
@@ -198,7 +197,7 @@ class RemoteSearch:
 
 
 class ClusterSolver:
-    """Solver that uses several engines. As a context manager it ends its replicas at the exit.
+    """Solver that uses several engines. As a context manager, it ends its replicas at the exit.
 
     in_flight: limit on the problems in flight of each replica; None: as many as keep it busy.
     serving: starts and calls the replicas; None: Ray Serve.
@@ -396,12 +395,12 @@ class ClusterSolver:
         return (most + 1) * max(1, len(self.roster.replicas()))
 
     def _begin(self, search: RemoteSearch, handle: Handle) -> None:
-        """Start a search, and settle its handle when it ends."""
+        """Start a search, and set the result of its handle when it ends."""
         self._searches[search] = handle
         search.start().add_done_callback(partial(self._finish, search, handle))
 
     def _finish(self, search: RemoteSearch, handle: Handle, task: asyncio.Task[Outcome]) -> None:
-        """Remove a search that has ended, and settle its handle."""
+        """Remove a search that has ended, and set the result of its handle."""
         self.roster.remove(search.given)
         del self._searches[search]
         if task.cancelled():  # possibly before it began, so that it has no outcome
