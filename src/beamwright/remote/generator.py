@@ -343,10 +343,7 @@ class RemoteGenerator:
         return await self._http.fetch_json("GET", path, most_s, _MODELS_BYTES)
 
     async def _try_llama_api(self) -> bool:
-        """Use llama-server's own API if the server reports sampled tokens; return True if so.
-
-        Old versions do not report them.
-        """
+        """Use llama-server's own API; return False if the server reports no sampled tokens."""
         try:
             # A server with several models loads this one for the request.
             props = await self._get_info(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
@@ -362,11 +359,7 @@ class RemoteGenerator:
         return True
 
     async def _probe_abilities(self, dialect: Completions) -> Completions:
-        """Send probes in a dialect, and return the dialect with the abilities that replies show.
-
-        Raises:
-            RequestRefused: if the server does not support the dialect.
-        """
+        """Probe a dialect; return it with what replies show, or raise RequestRefused."""
         choice = await self._sample_probe(())
         text, token_ids = parse_text(choice["text"]), choice.get("token_ids")
         returns_ids = dialect.extras and token_ids is not None
