@@ -167,7 +167,7 @@ class Usage:
     counters: Mapping[str, Counters]
 
     def __add__(self, other: Usage) -> Usage:
-        """Add the usage of another engine of the same kind."""
+        """Return the summed usage of two engines with the same models."""
         levels, counters = dict(self.levels), dict(self.counters)
         for key, level in other.levels.items():
             mine = levels.get(key, Level(0, 0))
@@ -189,7 +189,7 @@ class Usage:
 
     @property
     def has_link(self) -> bool:
-        """True if KV is kept on two tiers."""
+        """True if the engine offloads KV to host memory, so that transfers are counted."""
         return any(tier == "host" for _, tier in self.levels)
 
 

@@ -19,7 +19,7 @@ _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p
 
 
 def _fields_of(names: str, kind: Any) -> list[tuple[str, Any]]:
-    """Return structure fields of one type, from names separated by spaces."""
+    """Return ctypes fields of one type, from their names separated by spaces."""
     return [(name, kind) for name in names.split()]
 
 

@@ -109,7 +109,7 @@ class Mirror:
         return self._tree
 
     def apply(self, news: TreeUpdate) -> None:
-        """Apply changes to the copy."""
+        """Apply a message's changes to the copy; messages must arrive in order."""
         if news.fresh and self._tree is not None:
             self._before |= self._nodes
             self._nodes = {}

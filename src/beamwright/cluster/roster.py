@@ -24,7 +24,7 @@ SentTree = Literal["rounds", "tree", "nothing"]
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A report that a replica is alive, with its usage."""
+    """A replica's regular report that it is alive, with its memory and counts."""
 
     name: str
     process: int  # process id on the replica's machine

@@ -59,7 +59,7 @@ class ResidentNeed:
     verifier: Spread
 
     def fit(self, kv_budget_bytes: int, scorer: Scorer | None = None) -> Fit:
-        """Return whether the search fits: the worse of the verdicts of generator and verifier.
+        """Return whether the search fits the KV budgets: the worse verdict of both models.
 
         "borderline" means that only some sampled searches fit.
         """

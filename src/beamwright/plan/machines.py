@@ -13,8 +13,8 @@ PyTorch calls CUDA are listed, which includes Radeons in its ROCm build.
 
 Figures that a data sheet does not give are assumed, the same for all cards. Large pinned copies
 reach 82 % of the link (others measured 52 of 63 GB/s on PCIe 5.0 x16). Launch costs are usual
-values for an eager framework. The launch costs of `captured` steps are fitted to an H100: its
-predicted decode steps are then within 3.5 % of the measured ones in the mean (`python -m
+values for an eager framework. The launch costs of CUDA graphs (`with_cuda_graphs`) are fitted to an
+H100: its predicted decode steps are then within 3.5 % of the measured ones in the mean (`python -m
 beamwright_lab.gpu.costs`).
 """
 

@@ -131,8 +131,9 @@ class TreeStep:
         """Return the distinct nodes of each group's paths, summed over `num_groups` groups.
 
         A cut between two groups falls either between two ancestors of a level, or through one
-        ancestor, which then counts for both groups. If m beams have a distinct ancestors on a
-        level, the cut falls between two of them with probability (a - 1) / (m - 1).
+        ancestor, which then counts for both groups. If m survivors (or beams, if there are more
+        groups than survivors) have a distinct ancestors on a level, the cut falls between two of
+        them with probability (a - 1) / (m - 1).
         """
         work = self.workload
         survivors = work.num_beams // work.width

@@ -64,7 +64,6 @@ class Reply:
 
     key: the request, as passed to `RemoteGenerator.send`.
     written: the generated texts.
-
     prompt_tokens: prompt tokens that the server read; None if not reported.
     cached_tokens: the part of them that was in the server's prefix cache; None if not reported.
     tries: the number of requests sent, including retries.

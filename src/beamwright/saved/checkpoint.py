@@ -316,7 +316,7 @@ _SEARCH = TypeAdapter(_SavedSearch)
 
 
 def _rebuild_checkpoint(saved: _SavedSearch) -> Checkpoint:
-    """Rebuild the tree of a saved search.
+    """Convert validated file content to a checkpoint with its tree.
 
     Raises:
         ValueError: if the nodes contradict each other.

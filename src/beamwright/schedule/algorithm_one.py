@@ -49,7 +49,7 @@ def capacity_beams(forest: Forest, max_batch: int | None = None) -> int:
 
 
 def _form_group(forest: Forest, unused: dict[int, None], size: int, by_overlap: bool) -> list[int]:
-    """Form one group of at most `size` beams, and remove them from `unused`."""
+    """Form the next group: remove at most `size` beams from `unused`, and return them."""
     overlap = Overlap(forest)
     group: list[int] = []
     need = 0

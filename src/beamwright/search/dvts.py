@@ -28,7 +28,7 @@ from beamwright.tree import Node, SearchTree
     apart=True,
 )
 class DiverseTrees(BeamSearch):
-    """Diverse verifier tree search.
+    """Diverse verifier tree search: n / width subtrees, each of which keeps its best child.
 
     Subtree s starts from the root's children s * width to (s + 1) * width - 1.
 

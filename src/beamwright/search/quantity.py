@@ -92,7 +92,7 @@ class Unit(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """An answer, split into its value and the optional parts after the value."""
+    """An answer, parsed into its value and what may follow it: a unit, a counted noun, "%"."""
 
     value: str
     unit: Unit | None = None

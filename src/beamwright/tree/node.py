@@ -144,7 +144,7 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """Number of nodes on the path after the root."""
+        """Number of nodes from the root to this node, without the root."""
         return len(self.lineage) - 1
 
     @property
