@@ -1,8 +1,8 @@
 """Simulate vLLM's cache thrashing: Figures 5.3 and 6.2 of the thesis on decoupled exploration.
 
-Two vLLM instances with prefix caches share a card, with the memory of `cache`. In every turn, the
-steps of all problems in flight are decoded, then scored. New problems join as others end (4.3.3).
-As in vLLM, and unlike this engine, prompts are chunked and mixed into decode passes.
+Two vLLM instances share a card's memory as in `decoupled.cache`. In every turn, the steps of all
+problems in flight are decoded, then scored. New problems join as others end (4.3.3). Unlike in this
+engine, prompts are chunked and mixed into decode passes.
 
     python -m beamwright_lab.decoupled.blocks --problems 16 --splits 0.2 0.29
 """

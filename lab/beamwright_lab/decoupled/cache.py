@@ -328,8 +328,7 @@ class Study:
     """A sequence of runs and their table rows.
 
     fastest: the run with the highest throughput, per card.
-    calm: runs without eviction. Their results hold for every eviction order, so they are not run
-        again.
+    calm: runs without eviction, whose results hold for every eviction order.
     """
 
     trees: Sequence[RecordedTree]

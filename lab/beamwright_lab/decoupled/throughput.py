@@ -146,7 +146,6 @@ class Machine:
         foresees: Sequence[Foresees] | None = None,
         max_batch: int | None = None,
     ) -> list[Simulation]:
-        """Return a simulation for each tree."""
         generator_bytes, verifier_bytes = self.kv_bytes()
         generator, verifier = (
             RooflineCosts(each, Layout.TREE) for each in (self.generator, self.verifier)
@@ -323,7 +322,6 @@ def row_of(result: ManyResult, name: str, setting: Setting) -> dict[str, Any]:
 
 
 def most_in_flight(result: ManyResult) -> int:
-    """Return the most problems in flight at a time."""
     began = [(run.started_s or 0.0, 1) for run in result.runs]
     ended = [((run.started_s or 0.0) + run.ended_s, -1) for run in result.runs]
     most = now = 0

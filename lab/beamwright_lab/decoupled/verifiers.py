@@ -2,9 +2,8 @@
 
 Bundled problems are solved together, with the bundled verifier and with larger random ones that are
 the bottleneck (a step's score is its likelihood). Runs with one and with several verifiers
-alternate, and their trees must be equal. Each verifier computes with as many torch threads as the
-engine's loop: one for models up to 20 million parameters, else all; or always one, in the case "one
-thread".
+alternate, and their trees must be equal. Each verifier has as many torch threads as the engine's
+loop: one for models up to 20 million parameters and in the case "one thread", else all.
 
     python -m beamwright_lab.decoupled.verifiers [--problems 16] [--rounds 3] [--verifiers 1 2]
 """

@@ -3,8 +3,6 @@
 A round sends every step in random order, with the whole path as prompt. When all steps are decoded,
 every path goes to the verifier as a prompt. When all are scored, the next round begins. The rules
 and constants below were fixed before anything was compared with them.
-
-    python -m beamwright_lab.flashtts.baseline --pair 1.5B+1.5B --n 64
 """
 
 from __future__ import annotations
@@ -224,7 +222,7 @@ class _Instance:
 
     @property
     def now_s(self) -> list[float]:
-        """Seconds in which this instance ran: read row by row, and prefixes read once."""
+        """Busy seconds: with KV read row by row, and with prefixes read once."""
         return [meter.now_s for meter in self._meters]
 
 
@@ -259,7 +257,7 @@ def _goodput(tree: RecordedTree, ends: Sequence[float]) -> float:
 def baseline_of(
     pair: str, tree: RecordedTree, num_beams: int, rules: Rules | None = None
 ) -> Baseline:
-    """Create the baseline of one of the paper's model pairs, on its card and share of memory."""
+    """Create the baseline of a model pair, with the paper's card and share of memory."""
     card = find_profile(CARD)
     generator, verifier = costs_of(pair)
     memory = kv_bytes(pair, MEMORY[pair], num_beams, card)

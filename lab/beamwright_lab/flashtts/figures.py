@@ -68,7 +68,6 @@ class EngineParts:
 
     @property
     def schedule(self) -> ScheduleSettings:
-        """Schedule settings for these parts."""
         options: dict[str, Any] = {"schedule": "locality"}
         if not self.order:
             options = {"schedule": "random-order"}
@@ -183,7 +182,6 @@ def compare(
 
 
 def mean_run(runs: Sequence[Run]) -> Run:
-    """Return the means of several runs."""
     return Run(
         *(
             statistics.mean(getattr(run, name) for run in runs)
@@ -198,7 +196,7 @@ def seeds_of(num_beams: int) -> range:
 
 
 def searches(work: Workload, beams: Sequence[int], names: Sequence[str]) -> list[Row]:
-    """Return the runs of all variants, a row per model pair and n."""
+    """Run the named variants; return a row per model pair and n."""
     rows: list[Row] = []
     for num_beams in beams:
         for pair in PAIRS:
@@ -215,7 +213,7 @@ def searches(work: Workload, beams: Sequence[int], names: Sequence[str]) -> list
 
 
 def goodput_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the tables of Figure 12 and of Figure 15's ablation: goodput and its ratios."""
+    """Return goodput and its ratios (Figures 12 and 15)."""
     shown: list[Row] = []
     for row in rows:
         runs: dict[str, Run] = row["runs"]
@@ -237,7 +235,7 @@ def goodput_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def latency_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return Figure 13's table: seconds, and their change by the whole engine."""
+    """Return seconds, and their change by the whole engine (Figure 13)."""
     shown: list[Row] = []
     for row in rows:
         runs: dict[str, Run] = row["runs"]
@@ -333,7 +331,6 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def synthetic_search(work: Workload, search: str, num_beams: int, seed: int) -> SyntheticSearch:
-    """Return the synthetic search of one method."""
     return SyntheticSearch(
         num_beams, work.width, work.prompt_tokens, work.generate_tokens, work.step_tokens,
         work.step_sigma, search=search, survival="score", seed=seed, **METHODS[search],

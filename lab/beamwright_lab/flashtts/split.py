@@ -105,7 +105,7 @@ def split_cases(
 
 
 def call_ms(case: SplitCase, memory_bytes: int) -> float:
-    """Return the median time of 50 calls of `best_split`, in milliseconds."""
+    """Return the median milliseconds of 50 calls of `best_split`."""
     found = []
     for _ in range(50):
         before = time.perf_counter()

@@ -157,7 +157,7 @@ def _simulation(case: SimulatedCase, variant: str, layout: Layout) -> Simulation
 def simulate(
     case: SimulatedCase, variant: str, layout: Layout = Layout.DENSE
 ) -> SimulationResult | None:
-    """Simulate one run; return None if it does not fit."""
+    """Simulate a search with a variant's schedule; return None if it does not fit."""
     return simulate_if_fits(_simulation(case, variant, layout))
 
 

@@ -248,7 +248,6 @@ def main() -> None:
         for n in given.n:
             say(f"{kind}, n = {n}")
             rows += measure(given, kind, n, [*absent], ceilings)
-            # Keep partial results in case the run is stopped.
             write_json(given.out, {**found, "ceilings": ceilings.facts()})
     print(table(rows, COLUMNS))
     finish(given.out, {**found, "ceilings": ceilings.facts()})

@@ -23,12 +23,10 @@ class PrefixBlocks:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks without references."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
-        """Number of blocks with references."""
         return self.num_blocks - len(self._free)
 
     def match(self, keys: Iterable[int]) -> list[int]:

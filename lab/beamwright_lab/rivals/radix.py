@@ -68,7 +68,6 @@ class RadixCache:
 
     @property
     def evictable_tokens(self) -> int:
-        """Tokens on the device that no request has locked."""
         return self.tokens - self.locked_tokens
 
     def insert(self, node: Lineage, tokens: int) -> int:
@@ -103,7 +102,6 @@ class RadixCache:
         entry.locks += 1
 
     def unlock(self, node: Lineage) -> None:
-        """Release one request's lock."""
         entry = self._entries[node]
         entry.locks -= 1
         if not entry.locks:

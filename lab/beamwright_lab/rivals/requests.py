@@ -34,17 +34,15 @@ class StepRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and step so far. The newest sampled token has no KV yet."""
+        """Tokens of prompt and step so far; the newest has no KV yet."""
         return self.prompt_tokens + self.drawn
 
     @property
     def final_tokens(self) -> int:
-        """Tokens of prompt and complete step."""
         return self.prompt_tokens + self.step_tokens
 
     @property
     def complete(self) -> bool:
-        """True once all tokens of the step are sampled."""
         return self.drawn == self.step_tokens
 
     def forward(self, num_tokens: int, passes: int = 1) -> None:

@@ -237,7 +237,7 @@ class Bench:
         return self.batch
 
     def _pass_costs(self) -> PassCosts | None:
-        """Return the costs given to the schedule, of `hardware` if set, else of the machine."""
+        """Return the schedule's estimates, of `hardware` if set, else of the simulated machine."""
         case, roofline = self.case, getattr(self.case.costs, "roofline", None)
         if case.hardware is not None:
             roofline = Roofline(case.model, case.hardware)
@@ -336,7 +336,7 @@ class Bench:
         return case.kv_budget_bytes + case.verifier.kv_budget_bytes
 
     def _make_moving(self) -> MovingSplit | None:
-        """Create what moves memory between the two models; None if budgets are fixed."""
+        """Create the split that moves memory; None if budgets are fixed."""
         case = self.case
         if case.verifier is None or not self.scorers or self.residency is None:
             return None
@@ -385,7 +385,6 @@ def _make_clock(case: Simulation) -> VirtualClock:
 
 
 def phase_seconds(bench: Bench) -> Seconds:
-    """Return the time of a finished simulation by phase."""
     clock, counts = bench.clock, bench.accounting.counts
     stall_s, verify_s, both_s = counts.stall_s, counts.verify_s, 0.0
     if isinstance(clock, SharedClock):

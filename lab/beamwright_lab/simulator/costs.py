@@ -54,7 +54,6 @@ class RooflineCosts:
     def of(
         cls, model: ModelCosts, hardware: HardwareProfile, layout: Layout, row_s: float = 0.0
     ) -> RooflineCosts:
-        """Create the costs of a model on this hardware."""
         return cls(Roofline(model, hardware), layout, row_s=row_s)
 
     def tokens(
@@ -83,7 +82,6 @@ class RooflineCosts:
         return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        """Return the seconds of one transfer across the link."""
         return self.roofline.transfer(num_bytes, num_pieces, direction)
 
     def _passes(

@@ -249,11 +249,9 @@ class EngineMeter:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start of the search."""
         return self._clock.now_s
 
     def move(self, direction: Direction, tokens: int) -> Transfer:
-        """Start a transfer of KV across the link."""
         pieces = -(-tokens // _PAGE_TOKENS)
         return self._link.submit_bytes(direction, "kv", tokens * self._token_bytes, pieces)
 
@@ -292,10 +290,7 @@ class EngineMeter:
         return alone - self._costs.tokens(len(seen), read, sum(seen), len(seen), 1).seconds
 
     def result(self, num_steps: int) -> EngineResult:
-        """Return the measurements.
-
-        num_steps: number of steps in the whole tree.
-        """
+        """Return the measurements of a search whose tree has `num_steps` steps."""
         time_s, moved, run = self._clock.now_s, self._link.bytes_moved, self.ran
         return EngineResult(
             time_s=time_s,

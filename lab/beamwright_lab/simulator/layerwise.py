@@ -75,11 +75,11 @@ class SimulatedLayerwise(StepWriter):
         self._groups = deque(tuple(n for n in group if n not in gone) for group in self._groups)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """Return a view without KV demand: there is nothing to plan."""
+        """Return a view without KV demand."""
         return ScheduleView(beams)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Forget these nodes. No KV is held per node."""
+        """Forget these nodes, which hold no KV."""
         self._forwarded.difference_update(nodes)
 
     def iterate(self) -> list[StepDecoded | StepFailed]:

@@ -23,7 +23,7 @@ class ManyResult:
     tokens: tokens of all steps, without discarded speculative ones.
     passes: forward passes of the generator; mean_rows: rows per pass, speculative ones included.
     verifier_calls, steps_per_call: calls of the verifier, and their mean batch; 0 without one.
-    speculated_tokens, kept_tokens: speculative tokens, and those of steps that selection opened.
+    speculated_tokens, kept_tokens: speculative tokens, and those of selected steps.
     mean_s, longest_s: time from a search's admission to its end.
     begun_s: latest admission.
     device_peak_bytes, verifier_peak_bytes: most device memory for each model's KV.
@@ -57,7 +57,6 @@ class ManyResult:
 
     @property
     def tok_s(self) -> float:
-        """Throughput of all searches, in tokens per second."""
         return self.tokens / self.time_s
 
     @property

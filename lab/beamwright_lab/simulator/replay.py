@@ -88,13 +88,12 @@ class Script:
         return found
 
     def num_children(self, node: Node) -> int:
-        """Return the number of children that the node gets."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
         return self._children.get(lineage, 0)
 
     @property
     def num_beams(self) -> int:
-        """Number of beams in the first round."""
+        """Beams of the first round."""
         return self._children.get((), 0)
 
     def search_tree(self) -> SearchTree:
@@ -151,7 +150,6 @@ class Scripts:
         return iter(self._by_problem.values())
 
     def step(self, node: Node) -> RecordedNode:
-        """Return the step that an open node will get."""
         return self._by_problem[node.problem_id].step(node)
 
 

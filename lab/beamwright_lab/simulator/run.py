@@ -31,8 +31,8 @@ class SimulationResult:
     blind_store_bound_bytes: the same for a schedule that keeps candidates until they are scored
         (`studies.clairvoyant`; none of the three holds for layer-wise offloading).
     h2d_state_bytes, d2h_state_bytes: recurrent states, included in h2d_bytes and d2h_bytes.
-    cancelled: transfers dropped because pruning made them unnecessary.
-    speculated_tokens, kept_tokens: speculative tokens, and those of steps that selection opened.
+    cancelled: transfers that pruning made unnecessary.
+    speculated_tokens, kept_tokens: speculative tokens, and those of selected steps.
     goodput_tok_s: FlashTTS's precise goodput: mean tokens of a finished path over the mean time
         until it is scored.
     device_peak_bytes, host_peak_bytes: most memory for the generator's KV.

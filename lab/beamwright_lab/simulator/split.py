@@ -238,14 +238,14 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
 
 
 class AlternatingSplit(MovingSplit):
-    """A moving split that gives all memory to the model that runs next."""
+    """A `MovingSplit` that gives all memory to the model that runs next."""
 
     def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
         return self.total_bytes
 
 
 class SearchedSplit(AlternatingSplit):
-    """A moving split by the paper's search: before each round, the best budgets or taking turns.
+    """A `MovingSplit` by the paper's search: before each round, the best budgets or turns.
 
     costs: of generator and verifier.
     """
@@ -327,7 +327,7 @@ def moving_split(
     *,
     scores_early: bool,
 ) -> MovingSplit:
-    """Create a moving split.
+    """Create the strategy that moves memory between the models' KV budgets.
 
     split: "auto": the engine's strategy. "roofline", "offload": FlashTTS's.
     stores: of generator and verifier.

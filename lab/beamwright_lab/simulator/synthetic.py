@@ -152,7 +152,7 @@ class _RandomModels(StepWriter):
         return ScheduleView(beams)
 
     def cancel(self, nodes: Sequence[Node]) -> None:
-        """Do nothing: no step is ever in progress."""
+        """Do nothing: no step is in progress."""
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Do nothing: nodes hold no KV."""

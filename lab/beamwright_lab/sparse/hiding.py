@@ -3,10 +3,9 @@
 The paper's two conditions: for a pack of layers, selecting on the cache rank, and copying the
 selection, must each take less time than the pack's forward pass. Here one thread computes and a
 second one is the cache rank, with all KV on the host (`sparse_home`). Both run on one CPU, so this
-shows what is hidden, not a GPU's speed. A random model decodes behind random KV, with one or more
-separate paths. Methods take turns, and the fastest round of each is shown, in milliseconds per
-token. CPU times are those of the computing thread and of the rank's (selections and copies), so
-other load on the machine does not count.
+shows what is hidden, not a GPU's speed. A random model decodes behind random KV. Methods take
+turns, and the fastest round of each is shown, in milliseconds per token. CPU times of both threads
+(the rank's: selections and copies) do not include other load on the machine.
 
     python -m beamwright_lab.sparse.hiding
     python -m beamwright_lab.sparse.hiding --home device --methods off exact pages ahead-pages

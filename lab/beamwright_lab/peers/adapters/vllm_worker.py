@@ -57,7 +57,6 @@ class VllmWorker(Worker):
 
 
 def cores_of(args: argparse.Namespace) -> list[int]:
-    """Return the cores that a worker is bound to."""
     return sorted(os.sched_getaffinity(0))[: args.threads or None]
 
 
