@@ -1,8 +1,8 @@
-"""Attention over tree-structured KV.
+"""Attention backends for KV that is stored as a tree, with prefixes shared by many rows.
 
-The backend `reference` is a slow oracle. `dense` reads one copy of the path per beam. `tree` reads
-each shared segment once. `tree` and `dense` also exist as Triton kernels (`kernels`), which
-`make_attention` chooses where they can run. The package knows no strategies and no schedules.
+The backend `reference` is a slow oracle for tests. `dense` reads one copy of the path per beam.
+`tree` reads each shared segment once. `tree` and `dense` also exist as Triton kernels (`kernels`),
+which `make_attention` chooses where they can run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def make_attention(
     """Return the backend `name` for tensors of `dtype` on `device`; `auto` means `tree`.
 
     On CUDA, `tree` and `dense` run Triton kernels if Triton is installed and supports the dtype,
-    otherwise plain torch. The `name` of the returned backend tells which. `triton-tree` and
-    `triton-dense` require the kernels.
+    otherwise plain torch. The `name` of the returned backend tells which. With `triton-tree` and
+    `triton-dense` it is an error if the kernels cannot run.
 
     Raises:
         InputError: if `name` is unknown, or if the required kernels cannot run here.

@@ -1,7 +1,7 @@
-"""Backend `dense`: every beam has its own contiguous copy of its path, as in the LBS paper.
+"""Backend `dense`: every beam reads its own contiguous copy of its path, as in the LBS paper.
 
-Decoding reads these copies. They are working memory, packed from the blocks of each beam's own
-copy in the pool. Prefill reads shared segments once for all rows, like the backend `tree`.
+The copies are working memory of decoding, packed from the blocks that each beam has in the pool.
+Prefill reads shared segments once for all rows, like the backend `tree`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class DenseDecode(DecodeView):
         self._layers.restore(tail)
 
     def _causal_mask(self, num_tokens: int) -> Tensor:
-        """Build the additive mask [rows, tokens of a tail, tokens].
+        """Build the additive mask [rows, tail tokens, num_tokens].
 
         Entry [row, i, j] is 0 if the row's i-th tail token attends to position j of its copy, and
-        minus infinity otherwise. Later tokens and tokens outside the window are masked.
+        minus infinity for later tokens and tokens outside the window.
         """
         tokens = torch.arange(num_tokens, device=self._lengths.device)
         new = torch.arange(self._tail.capacity, device=tokens.device)
@@ -89,7 +89,7 @@ class DenseDecode(DecodeView):
         self._rows = kept if rows is None else rows if kept is None else kept[rows]
 
     def close(self) -> None:
-        """Return the bytes of the copies to the budget."""
+        """Release the bytes of the copies from the KV budget."""
         self._scratch.add(-self._counted)
         self._counted = 0
 

@@ -1,8 +1,8 @@
-"""Attention for models with several groups of layers: each group has its own view and tails.
+"""Attention for models that mix layer types, such as full attention and sliding windows.
 
-Layers with the same KV layout and window form a group. The wrapped backend makes the view of each
-group. This view reads the group's KV and tail, and only the part of each path that the group's
-window reaches (`kv.segments.within_reach`).
+Layers with the same KV layout and window form a group. Each group has its own KV and tails, and a
+view that the wrapped backend makes. A group's view reads only the part of each path that is inside
+the group's window (`kv.segments.within_reach`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import SessionTail
 from beamwright.library import Attention
 
-# Per layer, the number of its group and its index among the layers of the group.
+# For each layer, the number of its group, and its index among the layers of the group.
 #
-# A layer that reuses the KV of another layer has the entry of that layer.
+# A layer that reads the KV of another layer has the entry of that layer.
 Places = Mapping[int, tuple[int, int]]
 
 
 def to_each(name: str) -> Callable[..., None]:
-    """Return a method that calls the method `name` of each object in `self.parts`, in order."""
+    """Make a method that calls the method `name` of each object in `self.parts`, in order."""
 
     def call(self: Any, *args: Any) -> None:
         for part in self.parts:
@@ -36,9 +36,9 @@ def to_each(name: str) -> Callable[..., None]:
 
 
 class GroupTails:
-    """The tails of all groups as one `SessionTail`; all groups have the same rows.
+    """The tails (newest KV of each row) of all groups, as one `SessionTail`.
 
-    `restore` and `take` handle one tensor per group.
+    All groups have the same rows. `restore` and `take` handle one tensor per group.
     """
 
     def __init__(self, parts: Sequence[SessionTail]) -> None:
@@ -70,12 +70,18 @@ class GroupTails:
         return sum(part.num_bytes for part in self.parts)
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Put back the tokens of `row`: one [layers, 2, tokens, kv_heads, head_dim] per group."""
+        """Put tokens back into the tail of `row`.
+
+        held: for each group, a tensor [layers, 2, tokens, kv_heads, head_dim].
+        """
         for part, tokens in zip(self.parts, held, strict=True):
             part.restore(row, [tokens])
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Return the tokens of `parts`, (row, first, end) each, with one tensor per group."""
+        """Return the KV of the tail tokens `parts`, as one tensor per group.
+
+        parts: (row, first, end), a range of tokens for each row.
+        """
         return [values for each in self.parts for values in each.take(parts)]
 
 
@@ -150,7 +156,7 @@ class GroupedAttention(AttentionBackend):
     def prefill_view(
         self, store: Any, paths: Sequence[Path], lengths: Any, slots: Any = (), *workspace: Any
     ) -> GroupedView:
-        """Make a view for `lengths[i]` new tokens after path i.
+        """Make a prefill view for `lengths[i]` new tokens after path i.
 
         slots: per group, the places in the pool for the KV of the new tokens, for backends whose
         views write KV themselves; otherwise empty.
@@ -162,9 +168,10 @@ class GroupedAttention(AttentionBackend):
     def _view(
         self, make: Any, store: SegmentStore, paths: Sequence[Path], own: Sequence[Any]
     ) -> GroupedView:
-        """Make a view of each group, and combine them.
+        """Make one view per group, and combine them.
 
-        own: the remaining arguments of `make`, with one value per group each.
+        make: the inner backend's method that makes a view. own: its further arguments, each with
+            one value per group.
         """
         views = [
             make(group, [within_reach(path, number) for path in paths], *mine)

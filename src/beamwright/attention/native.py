@@ -1,4 +1,4 @@
-"""Decode attention in the C library (`csrc/step.c`), over the whole path of a row.
+"""Decode attention on a CPU by the C library (`csrc/step.c`).
 
 A row's result depends only on its own tokens, not on other rows or on segment boundaries.
 """
@@ -36,7 +36,7 @@ def can_attend(layout: KVLayout, device: torch.device) -> bool:
 
 
 class NativePaths:
-    """Packed segments and a tail in the form that the library reads."""
+    """A batch's packed segments and tail, as pointers and offsets for the C library."""
 
     def __init__(self, layout: KVLayout, shared: SharedSegments, tail: Tail) -> None:
         self._layout, self._tail, self._buckets = layout, tail, shared.buckets
@@ -49,13 +49,13 @@ class NativePaths:
         self._places = torch.empty(0)
 
     def arrange(self, items: Table) -> None:
-        """Set the item numbers `items` [rows, parts] on the path of each row, see `Slots`."""
+        """Set the batch's paths: the numbers of the items on them [rows, parts], see `Slots`."""
         self._places = torch.from_numpy(self._entries[items])
 
     def described(self) -> list[Attention] | None:
         """Describe the attention of all layers at once, so that the library runs whole passes.
 
-        Return None if some layers are not resident, or if the tail is not a `RowTails`.
+        Return None if some layers are not on the device, or if the tail is not a `RowTails`.
         """
         if not isinstance(self._tail, RowTails):
             return None

@@ -1,4 +1,4 @@
-"""Attention over a part of the keys, with the log-sum-exp that is needed to merge parts.
+"""Attention over a part of the keys, with the log-sum-exp that merging parts requires (torch).
 
 `attend_part` uses torch's CPU flash operator where possible, because it returns the log-sum-exp.
 `attend_part_oracle` computes the same with plain matrix products.
@@ -33,7 +33,7 @@ def attend_part(
 ) -> Partial:
     """Compute softmax attention of `query` over this part of the keys.
 
-    Results of a row with all keys masked are undefined, see `hide_blind_rows`.
+    The result of a row is undefined if all its keys are masked, see `hide_blind_rows`.
 
     Args:
         query: [items, kv_heads, rows, head_dim].

@@ -20,7 +20,7 @@ from beamwright.library import Attention
 
 
 class AttentionView:
-    """The KV of a fixed batch of rows, which a model reads and extends layer by layer."""
+    """The KV of one batch of rows. A model's layers read and extend it by calling `attend`."""
 
     # True if the model calls `foresee` before each layer.
     looks_ahead: bool = False
@@ -47,15 +47,18 @@ class AttentionView:
     def foresee(self, layer: int, query: Any) -> None:
         """Receive an estimate of a layer's `query` [tokens, heads, head_dim] before the layer runs.
 
-        The estimate assumes that the previous layer changes nothing. Models call this method only
-        if `looks_ahead` is true.
+        Sparse attention selects and loads KV by it. The estimate assumes that the previous layer
+        changes nothing. Models call this method only if `looks_ahead` is true.
         """
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write the tables for a pass over `num_tokens` tokens; layers then only read them."""
+        """Write the tables for a pass over `num_tokens` tokens; its layers then only read them.
+
+        A pass in a CUDA graph requires this call before it.
+        """
 
     def close(self) -> None:
-        """Return the bytes that the view has charged to the budget."""
+        """Release the memory that the view has charged to the KV budget."""
 
 
 class DecodeView(AttentionView):
@@ -91,11 +94,11 @@ class DecodeView(AttentionView):
     def own(self, segments: Sequence[Segment | None]) -> None:
         """Set the segment that each row writes; None for a padding row.
 
-        A view may store data of its own for a row with the row's segment.
+        A view may attach data to a segment, such as the row's latest queries.
         """
 
     def settle(self) -> None:
-        """Wait until no work that was started ahead of its token reads the tail or the store."""
+        """Wait until no background thread of the view reads the tail or the store."""
 
 
 class Workspace(Protocol):
@@ -103,18 +106,18 @@ class Workspace(Protocol):
 
     @property
     def num_moves(self) -> int:
-        """How often memory was reallocated. A step captured before then must be captured again."""
+        """Number of reallocations. CUDA graphs captured before the last one are invalid."""
 
     def release(self) -> None:
         """Free the working memory."""
 
 
 class AttentionBackend:
-    """A way to compute attention; makes views over stored paths."""
+    """A way to compute attention, which makes the views over stored paths."""
 
     name: str
-    # The most tokens in a row's tail. The tokens of a full tail are sealed: they are stored in
-    # blocks, and attention reads them as part of the row's path.
+    # Most tokens in a row's tail. The tokens of a full tail are moved to blocks, and attention then
+    # reads them as part of the row's path.
     tail_tokens: int
     # (store, paths, tail) to a view for one token per row. If the backend has a workspace, it is
     # the fourth argument.
@@ -162,14 +165,14 @@ class KVMethod:
     The default is a pool on the device, read as `--attention` says. A schedule or sparse decoding
     may return another method, for models whose layers all keep KV in the same way.
 
-    option: the option that selects this method, as error messages name it.
+    option: the command-line option that selects this method, for error messages.
     home_option: the option that keeps all KV on the host, in the store that `make_store` returns.
         The generator's device budget then belongs to that store and never moves to the verifier.
-    has_tier: KV may be evicted to the host.
+    has_tier: True if KV may be evicted to the host.
     attend: (settings, backend, decoder) to a backend that wraps `backend`. The call raises
         InputError if the three are incompatible.
-    tails_apart: tails (the rows' newest tokens) are not charged to the KV budget, so the memory
-        plan reserves memory for them.
+    tails_apart: True if tails (the rows' newest tokens) are not charged to the KV budget, so that
+        the memory plan reserves memory for them.
     most_rows: (shape, bytes per token, KV budget in bytes) to the largest number of rows for which
         the KV that they read fits the budget.
     """

@@ -1,4 +1,4 @@
-"""Backend `reference`, a slow and simple oracle.
+"""Backend `reference`: slow and simple attention, with which tests compare the other backends.
 
 Every row gathers the KV of its whole path and computes one plain softmax.
 """

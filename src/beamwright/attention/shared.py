@@ -1,9 +1,8 @@
-"""Packed copies of sealed segments for attention, in buckets of segments of similar size.
+"""Packs stored segments into padded tensors for torch attention, in buckets of similar size.
 
-Sealed tokens are stored in blocks, unlike the tokens of a tail. Attention reads one layer at a time
-from a `LayerSource`, and reading may wait. Resident layers are indexed directly; other sources may
-stream layers over the link (LBS section 4.1, the token-by-token baseline). This module knows no
-attention operator and no link.
+Attention reads the packed KV one layer at a time from a `LayerSource`. On the device this is
+indexing. Other sources stream layers over the link, so reading may wait (LBS section 4.1, the
+token-by-token baseline). The newest tokens of rows are in their tails and not packed here.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LEAST_KEYS = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """The content of one entry of a packed copy."""
+    """What one entry of a packed tensor contains: the tokens of some segments."""
 
     parts: Path  # the segments with their visible tokens, packed one after the other
     rows: tuple[int, ...]  # the rows of the batch that read the entry
@@ -54,16 +53,15 @@ class LayerSource:
         raise NotImplementedError
 
     def restore(self, tail: Tail) -> None:
-        """Copy the tails of rows that have decoded before to the positions after the parts.
+        """Copy the rows' tails to the positions after their paths, with one row per entry.
 
-        There is one row per entry. Positions after a row's own tokens are masked, so their content
-        does not matter. A source does nothing here if it keeps the tails itself, or if attention
-        reads tails separately.
+        Positions after a row's own tokens are masked, so their content does not matter. Sources do
+        nothing here if they keep the tails themselves, or if attention reads tails separately.
         """
 
 
 def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> Tensor:
-    """Copy the parts of every entry one after the other, padded with zeros to `num_tokens`.
+    """Copy each entry's segments one after the other, padded with zeros to `num_tokens` tokens.
 
     If a segment has several device copies, each entry that reads it takes the next copy.
 
@@ -136,9 +134,9 @@ class WrittenLayers(LayerSource):
         return self._kv.pick((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
 
 
-# (store, entries, tokens per entry) to a source of the packed entries, see `pack`.
+# A function that packs entries: (store, entries, tokens per entry) to a source, see `pack`.
 #
-# The function decides on which tier the layers reside.
+# The function decides whether the packed layers are on the device or on the host.
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
 
 
@@ -166,7 +164,7 @@ class Bucket:
     def window_mask(
         self, window: int, ends: Tensor, places: Tensor, group: int
     ) -> tuple[Tensor, Tensor]:
-        """Build the bucket's mask for rows with a window.
+        """Build the bucket's mask for layers with a sliding window.
 
         Args:
             window: number of tokens that a token attends to, itself included.
@@ -186,7 +184,7 @@ class Bucket:
 
 
 class Slots:
-    """The assignment of rows to slots of items.
+    """The assignment of rows to items. A slot is the place of one row in one item.
 
     An item has one slot for each row that reads it. All items of a bucket have the same number of
     slots; an empty slot names row 0, and its result is never read.
@@ -229,7 +227,7 @@ class Slots:
         self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
 
     def select_rows(self, rows: Tensor) -> Slots:
-        """Return the slots for a batch of `rows`, in which a row may occur several times."""
+        """Return the assignment for a batch of these rows; a row may occur several times."""
         items, counts, ends, device = self._given
         index = rows.cpu().numpy()
         return Slots(items[index], counts, ends[index], device)
@@ -271,18 +269,19 @@ class SeenPart:
 
     @property
     def written(self) -> bool:
-        """True if the segment holds all visible tokens; False if this pass writes them first."""
+        """False if the current pass must first write some of the visible tokens."""
         return self.part.visible <= self.part.segment.length
 
     @property
     def entry(self) -> Entry:
-        """The entry of this part in a packed copy."""
+        """What to pack for this part."""
         return Entry((self.part,), tuple(row for row, _ in self.rows))
 
 
 def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
-    """Return one `SeenPart` per segment and number of visible tokens in `paths`.
+    """Find the segments that a batch of paths reads, and the rows that share each of them.
 
+    Rows that read a different number of a segment's tokens do not share it.
     lengths: number of new tokens per row.
     """
     parts: dict[tuple[int, int], SeenPart] = {}
@@ -295,7 +294,7 @@ def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
 
 
 class SharedSegments:
-    """The sealed segments of a batch of paths, packed once and attended once per layer.
+    """The segments of a batch of paths, packed once, so that rows can share them in attention.
 
     buckets: the items in buckets of similar size.
     visible: per bucket, the number of visible tokens of each item.
@@ -339,12 +338,12 @@ class SharedSegments:
         self._scratch.add(num_bytes)
 
     def close(self) -> None:
-        """Return the bytes of the packed copies to the budget."""
+        """Release the bytes of the packed copies from the KV budget."""
         self._scratch.add(-self._counted)
         self._counted = 0
 
     def query_index(self, rows: Tensor, group: int) -> tuple[Tensor, int]:
-        """Return the source of each padded query of a bucket.
+        """Return which query to copy to each place of a bucket's padded queries.
 
         Args:
             rows: the row in each slot [item, slot].

@@ -59,7 +59,7 @@ class TreeDecode(DecodeView):
         self._arrange(self._all_slots)
 
     def _arrange(self, slots: Slots) -> None:
-        """Build the tables for the rows of `slots`.
+        """Build the table of partial results that each row merges.
 
         The table `_slots` [rows, parts] holds a row's slots in path order, then the slot of its
         tail, `num_slots + row`. The rest of the row is filled with the slot of absent parts, which

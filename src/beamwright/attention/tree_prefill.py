@@ -130,7 +130,7 @@ class TreePrefill(AttentionView):
     # --- tables ------------------------------------------------------------------------------
 
     def _sealed_product(self, items: Sequence[SeenPart]) -> _Product:
-        """Pack sealed segments into one product, and enter its slots into the table of tokens."""
+        """Make one product of several stored segments, and enter its slots into `_slots`."""
         layout, device = self._layout, self._store.compute_device
         width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
         num_keys = part_width(max(item.part.visible for item in items), layout)
@@ -169,7 +169,9 @@ class TreePrefill(AttentionView):
         )
 
     def _new_products(self, places: Sequence[int]) -> Iterator[_Product]:
-        """Yield a product of new tokens for each class of rows with the same padded length.
+        """Yield the products in which rows attend to their own new tokens.
+
+        Rows with the same padded length are in one product.
 
         places: per row, the column of the new tokens in the table of slots, after the path's parts.
         """

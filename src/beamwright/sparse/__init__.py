@@ -1,4 +1,4 @@
-"""Sparse decoding: a step attends to selected tokens of a long path. Knows no tree, no tiers.
+"""Sparse decoding (`--sparse`): a token attends to selected tokens of a long path, not to all.
 
-The table `rule.METHODS` has one row per way to select.
+The table `rule.METHODS` has one row per method, such as Quest and AsyncSpade.
 """

@@ -1,8 +1,9 @@
-"""HostStore: all KV in host memory; the device holds the selected tokens, once for all rows.
+"""HostStore: keeps all KV in host memory, and caches the selected tokens on the device.
 
-This is AsyncSpade with the host as its cache rank. The keys and values of a token and KV head cross
-the link when a row selects them and no row selected them for its token before. Such a hot set also
-exists in ShadowKV and FreeKV, there for each row. `plan.sparse` prices this store.
+This is AsyncSpade with the host as its cache rank. Rows share the cache. The keys and values of a
+token and KV head cross the link if a row selects them that no row selected for its previous token.
+ShadowKV and FreeKV have such a hot set too, but one per row. `plan.sparse` estimates the bytes and
+time of this store.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from beamwright.protocols import Direction
 class HostedStore(SegmentStore):
     """Segment store with its blocks in host memory, while attention computes on another device.
 
-    device_budget: budget for the segments' KV that is on the device at present.
+    device_budget: the budget for copies of KV on the device.
     """
 
     writes_layers = False
-    _gathered: torch.Tensor  # KV of the pass under way [tokens, layers, 2, kv_heads, head_dim]
+    # KV of the current prefill pass [tokens, layers, 2, kv_heads, head_dim].
+    _gathered: torch.Tensor
 
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
@@ -37,9 +39,9 @@ class HostedStore(SegmentStore):
         self.tiers = {"device": device_budget, "host": pool.budget}
 
     def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
-        """Return a function that gathers a pass's KV on the device.
+        """Return a function that collects the KV of a prefill pass on the device.
 
-        `extend_each` appends the gathered KV to the segments when the pass is over.
+        `extend_each` appends it to the segments after the pass.
         """
         layout, total = self.pool.layout, sum(lengths)
         size = total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
@@ -57,10 +59,10 @@ class HostedStore(SegmentStore):
 
 
 class HostStore(HostedStore):
-    """Hosted store whose device holds, for each layer, all tokens that any row selected last.
+    """Host-memory store that caches, for each layer, the tokens that any row selected last.
 
-    These tokens are the layer's hot set: sorted ids of (token, KV head), and values [id, K or V,
-    head_dim].
+    These tokens are the layer's hot set. It consists of sorted ids of (token, KV head) pairs, and
+    their keys and values [id, K or V, head_dim].
     """
 
     def __init__(
@@ -106,28 +108,31 @@ class HostStore(HostedStore):
             self._forget(segment, first)
 
     def free(self, segment: Segment) -> None:
-        """Free the segment. When it was the last one, empty the hot sets on the device as well."""
+        """Free the segment. After the last one, also empty the hot sets on the device."""
         super().free(segment)
         if not self.num_segments:
             self._charge(-sum(len(ids) for ids, _ in self._hot))
             self._hot = list(self._none)
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """Return the KV of the first `visible` tokens on the device. All of it crosses the link."""
+        """Copy the KV of a segment's first `visible` tokens to the device, and return it."""
         held = super().gather(segment, visible, copy).contiguous()
         on_device = torch.empty_like(held, device=self.compute_device)
         self._cross(Direction.H2D, [Piece(on_device, held, held.nbytes)])
         return on_device
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
-        """Return the keys on the host, where they are scored, so that none crosses the link."""
+        """Return the keys of a segment's first `visible` tokens, on the host.
+
+        They are scored there, so that no key crosses the link for scoring.
+        """
         return super().gather(segment, visible)[:, 0]
 
     def fetch(self, wanted: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
-        """Return the keys and values of these slots by layer, on the device.
+        """Return the keys and values of selected tokens on the device, and make them the hot sets.
 
-        Those that no hot set holds cross the link once for all rows, in one copy. The fetched
-        tokens of a layer become its hot set.
+        wanted: for each layer, the slots in the pool, one tensor per class of rows. What the hot
+            sets lack crosses the link once for all rows, in one copy.
 
         Raises:
             CapacityError: if the device's budget is too small for the selected tokens.
@@ -176,10 +181,10 @@ class HostStore(HostedStore):
             self.device_budget.release(-num_bytes)
 
     def _forget(self, segment: Segment, first: int) -> None:
-        """Remove the segment's tokens from number `first` on from the hot sets.
+        """Remove the slots of a segment's tokens from number `first` on from the hot sets.
 
-        Their blocks have been written, so values in a hot set may belong to earlier tokens in these
-        places.
+        These slots have just been written, so a hot set may hold the values of other tokens that
+        used them before.
         """
         kv_heads = self.pool.layout.num_kv_heads
         slots = self.slots_of(segment, first, segment.length)
@@ -190,7 +195,7 @@ class HostStore(HostedStore):
             self._charge(len(self._hot[layer][0]) - len(held_ids))
 
     def _cross(self, direction: Direction, pieces: Sequence[Piece]) -> float:
-        """Move the pieces over the link, and return the seconds that it took."""
+        """Move the pieces over the link, wait for them, and return the seconds that it took."""
         if not any(piece.num_bytes for piece in pieces):
             return 0.0
         seconds = self.link.wait([self.link.submit(direction, "select", pieces)])

@@ -1,4 +1,4 @@
-"""Sparse decoding as a KV method of the generator, and the options that it excludes."""
+"""Turns the settings of `--sparse` into a `KVMethod` of the generator; checks other options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from beamwright.sparse.view import SparseAttention
 
 
 def sparse_rule(settings: SparseSettings) -> SparseRule | None:
-    """Return the rule by which rows select tokens; None if decoding attends to all tokens."""
+    """Make the rule by which rows select tokens; None if decoding attends to all tokens."""
     if settings.sparse in ("off", "auto") or settings.select == 1.0:
         return None
     how = settings.sparse_from, settings.sparse_layers, settings.sparse_correct
@@ -24,10 +24,10 @@ def sparse_rule(settings: SparseSettings) -> SparseRule | None:
 
 
 def sparse_method(settings: Settings, method: KVMethod) -> KVMethod:
-    """Return the schedule's KV method, with sparse decoding added where the settings ask for it.
+    """Add sparse decoding to a schedule's KV method, if the settings ask for it.
 
     Raises:
-        InputError: for options that cannot be combined.
+        InputError: for options that cannot be combined with `--sparse`.
     """
     rule, on_host = sparse_rule(settings.sparse), settings.sparse.sparse_home == "host"
     if rule is None and on_host:
@@ -56,7 +56,11 @@ def sparse_method(settings: Settings, method: KVMethod) -> KVMethod:
 def _attend(
     rule: SparseRule, on_host: bool, settings: Settings, backend: AttentionBackend, decoder: Any
 ) -> SparseAttention:
-    """Return sparse attention around `backend`, which attends to all tokens of a path."""
+    """Wrap `backend`, which attends to all tokens of a path, in sparse attention.
+
+    Raises:
+        InputError: for options that cannot be combined with `--sparse`.
+    """
     named, model = f"--sparse {rule.method}", settings.model
     if rule.how.query == "ahead" and decoder.shape.built is not None:
         raise InputError(f"{named}: foresees queries, which --decoder transformers cannot")
@@ -73,7 +77,7 @@ def _attend(
 
 
 def _most_rows(rule: SparseRule, shape: Any, token_bytes: int, kv_bytes: int) -> int:
-    """Return the number of rows whose selected tokens fit the device if rows share none."""
+    """Return how many rows' selected tokens fit the device, if rows share none of them."""
     sets = shape.heads // shape.kv_heads if rule.how.each == "query" else 1
     row_bytes = sets * rule.budget(shape.context) * token_bytes
     rows = kv_bytes // row_bytes

@@ -1,7 +1,6 @@
-"""Prediction of a row's next query from its last queries (AsyncSpade, sections 3 and 4.2).
+"""Predicts a row's next query from its last queries (AsyncSpade, sections 3 and 4.2).
 
-Tokens for step t + 1 are selected while step t is computed, before the query of step t + 1 is
-known.
+With the prediction, the tokens that token t + 1 attends to are selected while token t is computed.
 """
 
 from __future__ import annotations
@@ -11,21 +10,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Ridge penalty, relative to the mean squared norm of the window's queries.
+# Penalty of the ridge regression, relative to the mean squared norm of the window's queries.
 #
-# The paper gives neither its value nor what it is relative to.
+# The paper does not say what it is.
 RIDGE = 1e-2
 
 _LEAST_SCALE = 1e-20
 
 
 def normal_equations(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normal equations of the newest query regressed on the W queries before it.
+    """Return the normal equations of a regression of the newest query on the W queries before it.
 
-    values: float32 [..., W + 1, dim], the newest last.
+    values: queries, float32 [..., W + 1, dim], the newest last.
 
-    Returns the products [..., W, W] of the earlier queries, the newest of them first, their
-    products [..., W] with the newest query, and the scale [..., 1, 1] of the ridge penalty.
+    Returns:
+        The products [..., W, W] of the W queries, newest first; their products [..., W] with the
+        newest query; and the scale [..., 1, 1] of the ridge penalty.
     """
     past, newest = values[..., :-1, :].flip(-2), values[..., -1, :]
     gram = past @ past.transpose(-1, -2)
@@ -36,7 +36,8 @@ def normal_equations(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def regress(values: Tensor) -> Tensor:
     """Regress the newest query on the k queries before it, for every k = 1 .. W (ridge, Eq. 2).
 
-    Returns weights [..., W, W]: one row for each k, with the newest of the earlier queries first.
+    values: as in `normal_equations`. Return weights [..., W, W]: row k - 1 has the k weights, that
+    of the newest query first, and zeros.
     """
     gram, target, scale = normal_equations(values)
     eye, inside = torch.eye(target.shape[-1], device=gram.device), inside_of(gram)
@@ -49,12 +50,12 @@ def regress(values: Tensor) -> Tensor:
 
 
 def inside_of(weights: Tensor) -> Tensor:
-    """Return a mask [W, W] that is true for the k queries that row k weighs."""
+    """Return a mask [W, W] that is true for the weights that `regress` computes."""
     return torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).tril()
 
 
 def weigh(values: Tensor) -> Tensor:
-    """Weigh queries by Equations 2 and 3 as section 4.2 describes them.
+    """Compute the weights of earlier queries by Equations 2 and 3, as section 4.2 describes them.
 
     This is `regress` followed by a softmax, which makes the weights nearly equal.
     """
@@ -63,12 +64,12 @@ def weigh(values: Tensor) -> Tensor:
 
 
 def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tensor:
-    """Predict the next query by Equations 2 to 5.
+    """Predict the next query [..., dim] by Equations 2 to 5.
 
-    The weights for every k are shifted by one token, and the W candidates are averaged.
+    The weights for every k are applied to the queries one token later, and the W results are
+    averaged.
+
     queries: a window [..., W + 1, dim], the newest last. It is shorter while a row has few tokens.
-
-    Returns the predicted query [..., dim].
     """
     width = queries.shape[-2] - 1
     if not width:

@@ -1,4 +1,4 @@
-"""CacheRank: finds the tokens that layers read, while layers compute (AsyncSpade, section 4.1)."""
+"""CacheRank: selects and loads KV for coming layers in the background (AsyncSpade, section 4.1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from beamwright.counters import Counters
 
 @dataclass(frozen=True)
 class Selected:
-    """Tokens that one class of rows reads in one layer. Rows of a class select equally many tokens.
+    """The tokens that rows read in one layer, for rows that select equally many tokens (a class).
 
     rows: indices of these rows in the batch.
-    columns: [rows, sets, count], the selected columns, see `Selector.select`.
-    rest: logarithm of the attention weight of all other tokens, see `Selector.select`; None where
-        it is unknown, such as for tokens that another layer's scores chose.
-    stored: keys and values [2, rows, sets, count, head_dim] of the columns. Entries for columns of
-        the tail are meaningless, since their KV is read from the tail.
+    columns: [rows, sets, count], the selected tokens, numbered as in `select`. A KV head or query
+        head has a set.
+    rest: log-sum-exp of the scores of all other tokens, see `Selector.select`; None where it is
+        unknown, such as for tokens that another layer's scores chose.
+    stored: keys and values [2, rows, sets, count, head_dim] of the columns. Entries for tokens in
+        the tail have no meaning; their KV is read from the tail.
     """
 
     rows: Tensor
@@ -34,10 +35,10 @@ class Selected:
 
 
 class LayerSelection(NamedTuple):
-    """Selections of all classes of rows in one layer.
+    """The tokens that all rows read in one layer.
 
-    guess: queries [rows, heads, head_dim] that the tokens were selected by.
-    foreseen: mask [rows] of the rows whose query in `guess` is predicted.
+    guess: queries [rows, heads, head_dim] by which the tokens were selected.
+    foreseen: mask [rows] of the rows whose query in `guess` is an estimate.
     selected: one entry for each class of rows.
     """
 
@@ -51,10 +52,11 @@ Work = Callable[[], Pack]
 
 
 class CacheRank:
-    """Finder of the tokens that layers read: AsyncSpade's second device (section 4.1).
+    """Queue of selections for coming layers: AsyncSpade's second device (section 4.1).
 
-    Work is pushed as soon as its inputs exist, one pack of layers at a time. It is taken when the
-    first layer of the pack needs the result.
+    Work is pushed as soon as its inputs exist, for a pack of layers at a time. Its result is taken
+    when the first layer of the pack needs it.
+
     counts: counters to which the thread's time and the time spent waiting for it are added.
     threaded: True runs pushed work at once, in order, on a thread of its own. False runs it when it
         is taken, which is the specification: both give the same selections.
@@ -67,7 +69,7 @@ class CacheRank:
         self._running: list[Future[Pack]] = []
 
     def push(self, layer: int, work: Work) -> None:
-        """Push the work for the pack that begins with `layer`, unless some is pushed already."""
+        """Queue the work for the pack that begins with `layer`, unless it is queued already."""
         if layer not in self._work:
             if self._thread is not None:
                 self._running.append(self._thread.submit(self._run, work))
@@ -75,17 +77,17 @@ class CacheRank:
             self._work[layer] = work
 
     def take(self, layer: int) -> Pack | None:
-        """Return the selections for the pack that begins with `layer`; None if none were pushed."""
+        """Return the result for the pack that begins with `layer`; None if no work was pushed."""
         work = self._work.pop(layer, None)
         return None if work is None else work()
 
     def settle(self) -> None:
-        """Wait until no work is running. Results stay available to `take`."""
+        """Wait until all pushed work has run. Results stay available to `take`."""
         wait(self._running)
         self._running = []
 
     def forget(self) -> None:
-        """Discard everything pushed so far, and wait until no work is running."""
+        """Discard all pushed work and results, and wait for work that is running."""
         for future in self._running:
             future.cancel()
         self.settle()

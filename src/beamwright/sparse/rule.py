@@ -1,4 +1,4 @@
-"""SparseRule: the tokens of a long path that a row attends to. A row's own path alone decides them.
+"""SparseRule: by which method `--sparse` selects tokens, and how many of them.
 
 The table `METHODS` has one row per method. No torch is imported, so that settings are read without
 loading it.
@@ -18,15 +18,15 @@ from beamwright.registry import LAB_HINT
 
 # Tokens per page. A page has bounds on the scores of its keys, and lies within one segment.
 #
-# Quest uses coarse pages, whose bounds have full precision. Other methods use small pages with
-# bounds of 4 bits. Both take equally many bytes, but a bound on a small page depends on only three
-# other keys, instead of fifteen.
+# Quest uses coarse pages with bounds in full precision. Other methods use small pages with bounds
+# in 4 bits. Both need the same number of bytes, but the bound on a small page is closer to each
+# key's score.
 PAGE, COARSE_PAGE = 4, 16
 
-# For `pages`: keys that are scored per selected token. The bounds of their pages choose them.
+# For methods that score pages first: number of keys that are then scored per selected token.
 CANDIDATES = 4
 
-# Queries before the newest one that a prediction reads.
+# Number of queries before the newest one from which the next query is predicted.
 WINDOW = 16
 
 
@@ -41,12 +41,11 @@ class Method:
         keys of the best pages.
     weigh: the weights of earlier queries, for another reading of AsyncSpade's equations; None for
         `predict.weigh`.
-    pack: number of layers whose selections are found and copied together, where earlier tokens
-        determine all of them (AsyncSpade, section 4.3).
-    share: number of layers that use the selection of the first of them (IndexShare).
-    each: whether each KV head ("kv") or each query head ("query") has its own set of tokens.
-    window: whether the window of a prediction begins anew with each step, or continues along the
-        path.
+    pack: number of consecutive layers whose tokens are selected and copied together, for predicted
+        queries (AsyncSpade, section 4.3).
+    share: number of consecutive layers that use the selection of the first of them (IndexShare).
+    each: "kv" selects a set of tokens for each KV head, "query" for each query head.
+    window: "step" predicts only from queries of the current step, "path" from earlier steps too.
     """
 
     query: Literal["own", "ahead", "predicted"] = "own"
@@ -63,7 +62,7 @@ class Method:
         return COARSE_PAGE if self.scores == "pages" else PAGE
 
 
-# Methods by their names in `--sparse`. `exact` is AsyncSpade's Eq. 8. The lab adds two.
+# Methods by their names in `--sparse`. `exact` is AsyncSpade's Eq. 8. The lab adds two methods.
 METHODS = {
     "exact": Method(),
     "pages": Method(scores="both"),
@@ -110,14 +109,13 @@ def method_of(text: str) -> Method:
 class SparseRule:
     """How tokens are selected, how many, and from which path length on.
 
-    method: the text of `--sparse`.
+    method: the value of `--sparse`.
     select: number of tokens for each KV head, or a share of the visible tokens (rounded up to a
         multiple of 16).
-    first: largest number of visible tokens with which a row still attends to all of them
-        (AsyncSpade's theta).
+    first: rows that see at most this many tokens attend to all of them (AsyncSpade's theta).
     full_layers: number of first layers that attend to all tokens.
-    correct: least cosine of the foreseen query to the true one. A head below it selects by the true
-        query instead (FreeKV). None: no head does.
+    correct: a head selects by its true query instead, if the cosine between its estimated and its
+        true query is smaller (FreeKV). None: heads never do.
     """
 
     method: str
@@ -132,15 +130,15 @@ class SparseRule:
         return method_of(self.method)
 
     def budget(self, visible: int) -> int:
-        """Return how many of `visible` tokens a row selects, the current one included."""
+        """Return how many of `visible` tokens a row selects, including the current token."""
         return selected_tokens(self.select, visible)
 
     def is_sparse(self, visible: int) -> bool:
-        """Return True if a row that sees `visible` tokens selects some of them."""
+        """Return True if a row that sees `visible` tokens attends to only some of them."""
         return visible > max(self.first, self.budget(visible))
 
     def pack_of(self, layer: int, num_layers: int) -> range:
-        """Return the layers whose selections are found together with that of `layer`."""
+        """Return the layers whose tokens are selected together with those of `layer`."""
         begin = layer - (layer - self.full_layers) % self.how.pack
         return range(begin, min(begin + self.how.pack, num_layers))
 

@@ -1,10 +1,10 @@
-"""Selector: selects the tokens that each row of a batch reads in a layer, by their scores.
+"""Selector: selects the tokens that each row of a batch attends to in a layer, by their scores.
 
-A row's own path alone decides what it selects. The keys of a segment are scored once for all rows
+What a row selects depends only on its own path. The keys of a segment are scored once for all rows
 whose paths contain it.
 
-Columns number the tokens of a row. First come the positions in its path, padded to the longest
-path. The places of its tail follow.
+A column is the number of one of a row's tokens. First come the positions in its path, padded to the
+longest path of the batch. The tokens in its tail (newest tokens) follow.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from beamwright.sparse.rule import CANDIDATES, PAGE, SparseRule
 _COLUMN_MULTIPLE = (
     32  # whole vector registers of any CPU, so that elementwise functions round in one way
 )
-_FORCED = 2**31 - 1  # above the bits of any float: sorts before every value that is not forced
+_FORCED = 2**31 - 1  # larger than the bits of any float, so forced columns are chosen first
 _STEPS = 15  # steps between the smallest and the largest number of 4 bits
 
 
 def probabilities(scores: Tensor) -> Tensor:
-    """Return the softmax for each head, averaged over the heads of a group.
+    """Return the softmax of each query head, averaged over the heads of a KV head.
 
     scores: [rows, kv_heads, group, columns], -inf where a row has no token.
 
-    Returns float32 [rows, kv_heads, columns]. Sums are computed in float64, because their last bits
+    Return float32 [rows, kv_heads, columns]. Sums are computed in float64, because their last bits
     depend on the number of columns. Rounding to float32 removes these bits.
     """
     scores = scores.float()
@@ -49,14 +49,13 @@ def probabilities(scores: Tensor) -> Tensor:
 
 
 def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
-    """Return the `count` columns with the largest values, in ascending order.
+    """Return the `count` columns with the largest values [rows, kv_heads, count], ascending.
 
-    Of equal values, the later columns win.
-    wanted: [rows, kv_heads, columns], float32 and not negative.
+    Of equal values, later columns are preferred.
+
+    wanted: the values [rows, kv_heads, columns], float32 and not negative.
     seen: mask, broadcastable to `wanted`, of columns that a row may select: at least `count`.
-    forced: mask of columns that it must select: at most `count`.
-
-    Returns columns [rows, kv_heads, count].
+    forced: mask of columns that a row must select: at most `count`.
     """
     # Floats that are not negative have the order of their bits as integers. With the column in the
     # low half, no two keys are equal.
@@ -68,12 +67,12 @@ def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
 
 
 def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
-    """Return the minimum and maximum of each dimension over each page of `page` keys.
+    """Return the minimum and maximum of each dimension over each page of `page` keys (Quest).
 
     keys: [..., tokens, head_dim].
     seen: mask [..., tokens] of tokens that exist, for pages that are only partly filled.
 
-    Returns [..., pages, 2 * head_dim], minima first. Pages without a token have zeros.
+    Return [..., pages, 2 * head_dim], minima first. Pages without a token have zeros.
     """
     pages, inside = keys.unflatten(-2, (-1, page)), seen.unflatten(-1, (-1, page)).unsqueeze(-1)
     least = pages.masked_fill(~inside, torch.inf).amin(-2)
@@ -84,9 +83,9 @@ def page_bounds(keys: Tensor, seen: Tensor, page: int) -> Tensor:
 def score_bounds(query: Tensor, bounds: Tensor, times: int) -> Tensor:
     """Return an upper bound on the product of a query with any key of a page (Quest).
 
-    query: [items, kv_heads, rows, head_dim].
+    query: [items, kv_heads, rows, head_dim]. bounds: see `page_bounds`.
 
-    Returns [items, kv_heads, rows, pages * times]: each bound is repeated `times` times.
+    Return [items, kv_heads, rows, pages * times]: each bound is repeated `times` times.
     """
     either = torch.cat([query.clamp_max(0), query.clamp_min(0)], -1).to(bounds.dtype)
     pages = bounds.shape[-2]
@@ -102,7 +101,7 @@ def quantise_bounds(bounds: Tensor) -> tuple[Tensor, Tensor]:
     The scale of a dimension is the range of its bounds over all pages, in `_STEPS` steps.
     bounds: [..., pages, 2 * head_dim].
 
-    Returns bytes [..., pages, head_dim], each with a minimum and a maximum, and the lowest value
+    Return bytes [..., pages, head_dim], each with a minimum and a maximum, and the lowest value
     and step length of each dimension [..., 2, 2 * head_dim].
     """
     bounds = bounds.to(torch.promote_types(bounds.dtype, torch.float32))
@@ -115,7 +114,7 @@ def quantise_bounds(bounds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise_bounds(both: Tensor, scale: Tensor) -> Tensor:
-    """Dequantise the bounds that `quantise_bounds` returned."""
+    """Dequantise the two results of `quantise_bounds` to bounds [..., pages, 2 * head_dim]."""
     low, step = scale.split(1, -2)
     bounds: Tensor = low + step * torch.cat([both & _STEPS, both >> 4], -1)
     return bounds
@@ -169,13 +168,13 @@ def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of every row.
+    """A decode iteration for which tokens are selected: one token of every row.
 
     seen: number of tokens that each row sees, this one included [rows].
-    places: place of this token in each row's tail [rows]. The tail may not hold it yet.
+    places: this token's index in each row's tail [rows]. The tail may not contain it yet.
     num_places: the largest of `places`, plus one.
     classes: the indices of rows by the number of tokens that these rows select.
-    masks: result of `Selector._masks` for each class, computed once for all layers.
+    masks: results of `Selector._masks` for each class, computed once for all layers.
     """
 
     seen: Tensor
@@ -186,10 +185,11 @@ class Token:
 
 
 class Selector:
-    """Selector of tokens for a batch of rows on the given paths.
+    """Selector of tokens for a batch of rows with the given paths.
 
-    Each KV head has a set of tokens, or each query head if the rule says so. Scoring begins with
-    units. A unit is one token, or a page of `_unit` tokens whose keys are scored afterwards.
+    Tokens are selected for sets of heads: for each KV head, or for each query head if the rule says
+    so. First, units are scored. A unit is one token, or a page of `_unit` tokens. In the best
+    pages, single keys are scored afterwards.
     """
 
     def __init__(
@@ -212,11 +212,11 @@ class Selector:
         self._shared.close()
 
     def _locate(self, paths: Sequence[Path]) -> None:
-        """Build the indices that bring scores and tokens of the segments into the order of rows.
+        """Build the indices from scores and tokens of the shared segments to those of each row.
 
         `_sources` and `_places` map scores of all buckets to [row, unit]. `_in_pool` is each
-        column's place in the pool. `_columns` [rows, units * unit] lists the columns of each unit,
-        with -1 where a page is not full.
+        column's slot in the pool. `_columns` [rows, units * unit] has the columns of each unit,
+        and -1 where a page is not full.
         """
         starts, total, unit = list[int](), 0, self._unit
         for bucket, rows in zip(self._shared.buckets, self._shared.slots.rows, strict=True):
@@ -243,9 +243,9 @@ class Selector:
         self._columns = columns.to(self._store.compute_device)
 
     def slots(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the places in the pool of these columns, see `SegmentStore.read`.
+        """Return the slots of these columns in the pool, for `SegmentStore.read`.
 
-        Columns of the tail have no place in the pool. They get that of another token of the row.
+        Columns of the tail are not in the pool. They get the slot of another token of the row.
         """
         at = columns.masked_fill(columns >= self._num_columns, 0)
         return self._in_pool[rows].unsqueeze(1).expand(-1, at.shape[1], -1).gather(2, at)
@@ -255,10 +255,11 @@ class Selector:
     def scores(self, token: Token, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
         """Return the scores [rows, sets, group, units] of all units; -inf where a row has no token.
 
-        A page's score is its upper bound.
-        guess: queries [rows, heads, head_dim].
-        foreseen: mask [rows] of rows with a foreseen query. For these the token's own key is not
-            scored, since it was not known when the query was foreseen.
+        A page's score is the upper bound on the scores of its keys.
+
+        guess: queries [rows, heads, head_dim], true or estimated.
+        foreseen: mask [rows] of rows with an estimated query. For these the token's own key is not
+            scored, since it is not known when the query is estimated.
         """
         keys, _ = self._tail.read(layer)
         grouped = guess.unflatten(1, (self._kv_heads, -1))
@@ -309,11 +310,11 @@ class Selector:
     ) -> tuple[Tensor, Tensor | None]:
         """Select `count` tokens for each row of the class that selects that number.
 
-        guess, scores, foreseen: see `scores`; they are those of all rows.
+        guess, scores, foreseen: see `scores`; they contain all rows.
 
-        Returns columns [rows, sets, count], and the logarithm of the softmax sum of all tokens that
-        were not selected [rows, sets, group]. For pages that were not scored by key this is an
-        upper bound. It is None unless queries are the token's own.
+        Return columns [rows, sets, count], and the log-sum-exp of the scores of all tokens that
+        were not selected [rows, sets, group]. Pages whose keys were not scored enter it with their
+        upper bound. It is None if queries are estimated.
         """
         rows = token.classes[count]
         query, scores, foreseen = guess[rows], scores[rows], foreseen[rows]
@@ -338,9 +339,9 @@ class Selector:
         return columns.gather(2, chosen), rest
 
     def _rest(self, scores: Tensor, chosen: Tensor) -> Tensor | None:
-        """Return the log-sum-exp [rows, sets, group] of all scores but those in `chosen`.
+        """Return the log-sum-exp [rows, sets, group] of all scores except those of `chosen`.
 
-        chosen: units [rows, sets, count].
+        chosen: units [rows, sets, count]. None if queries are estimated.
         """
         if self._rule.how.query != "own":
             return None
@@ -353,9 +354,9 @@ class Selector:
         return round_up(most, _COLUMN_MULTIPLE * self._unit)
 
     def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the columns of each unit, and masks of those that rows see and always select.
+        """Return the columns of each unit, a mask of visible ones, and a mask of forced ones.
 
-        Each is [rows, 1, units, unit].
+        Each is [rows, 1, units, unit]. Rows always select their first and their newest tokens.
         """
         last = self._num_columns + self._num_own(token)
         own = torch.arange(self._num_columns, last, device=rows.device)
@@ -389,7 +390,7 @@ class Selector:
         return scores.masked_fill_(hidden.unsqueeze(2), -torch.inf)
 
     def with_own(self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]) -> list[Tensor]:
-        """Return stored keys, or keys and values, with the tail's inserted in the tail's columns.
+        """Replace stored keys, or keys and values, by the tail's in columns of the tail.
 
         columns: [rows, sets, count].
         stored: [..., rows, sets, count, head_dim].

@@ -1,13 +1,13 @@
-"""Sparse decoding: rows with long paths attend to the tokens that their rule selects.
+"""The attention view of sparse decoding: rows with long paths attend to selected tokens.
 
-A cache rank finds the tokens that a layer reads as soon as the layer's queries are known or
-foreseen. Predicted queries are foreseen while the token before is computed. A row's selection
-depends on its path alone, not on other rows of the batch or on when it is found. Rows that see few
-tokens attend to all of them, bitwise equal to attention without a rule.
+A layer's tokens are selected (`CacheRank`) as soon as its queries are known or estimated. The
+method estimates them from the layer before, or from earlier tokens while the previous token is
+computed. A row's selection depends only on its path, not on other rows of the batch or on timing.
+Rows that see few tokens attend to all of them, bitwise equal to attention without `--sparse`.
 
-A row's last queries, from which the next ones are predicted, are kept in the segment that the row
-writes. They begin anew with each step, or continue those of the step before. No checkpoint stores
-them.
+A row's last queries, from which the next ones are predicted, are attached to the segment that the
+row writes. They begin anew with each step, or continue those of the previous step. Saved searches
+do not contain them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from beamwright.sparse.select import Selector, Token
 
 # Queries kept before the newest one.
 #
-# An iteration may compute tokens beyond a step's end, but the windows of the next step end where
-# the step ends, so more than a window is kept.
+# An iteration may compute tokens beyond a step's end. The next step's window ends where the step
+# ends, so more than one window is kept.
 _REMEMBERED = WINDOW + 2 * 16
 
 
 @dataclass
 class Memory:
-    """Queries of a row's newest tokens.
+    """The queries of a row's newest tokens, from which the next query is predicted.
 
     queries: [tokens, heads, head_dim] for each layer, the newest last.
     tokens: number of the step's tokens that were computed. It includes tokens beyond the step's
@@ -53,7 +53,7 @@ class Memory:
     tokens: int = 0
 
     def behind(self, tokens: int) -> Memory:
-        """Return the memory of a row that continues after the first `tokens` tokens of the step."""
+        """Return the memory of a child row, for a step that ended after `tokens` tokens."""
         over = max(0, self.tokens - tokens)
         held = self.queries.items()
         return Memory({layer: known[: len(known) - over] for layer, known in held if
@@ -82,9 +82,7 @@ class SparseDecode(DecodeView):
         self._open(list(paths))
 
     def own(self, segments: Sequence[Segment | None]) -> None:
-        """Set the segments that rows write; None pads the batch. Each row continues with its
-        memory.
-        """
+        """Set the segment that each row writes, and find the row's memory; None: a padding row."""
         self._memories = []
         for path, segment in zip(self._paths, segments, strict=True):
             if segment is not None and segment.memory is None:
@@ -95,7 +93,7 @@ class SparseDecode(DecodeView):
             self._memories.append(Memory() if segment is None else segment.memory)
 
     def foresee(self, layer: int, query: Tensor) -> None:
-        """Start selecting by the query that a layer has if the one before changes nothing."""
+        """Start to select a layer's tokens by the estimated `query`."""
         token = self._begin_token()
         if token.classes and layer >= self._rule.full_layers and layer == self._packs[layer][0]:
             guesses = {layer: query.clone()}
@@ -128,7 +126,7 @@ class SparseDecode(DecodeView):
         return context
 
     def settle(self) -> None:
-        """Wait until no other thread reads the tail or the store, until the next layer begins."""
+        """Wait until no other thread reads the tail or the store."""
         self._rank.settle()
 
     def keep_rows(self, rows: Tensor) -> None:
@@ -144,9 +142,7 @@ class SparseDecode(DecodeView):
         self.drop_rows(range(num_rows, len(self._live)))
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """Drop these rows. Selections for the next token are discarded, and found again without
-        them.
-        """
+        """Stop reading the KV of these rows. The next token's selections begin anew."""
         gone = [row for row in rows if self._live[row]]
         for row in gone:
             self._live[row], self._memories[row] = False, Memory()
@@ -164,7 +160,7 @@ class SparseDecode(DecodeView):
         self._some_dense = False
 
     def _forget(self) -> None:
-        """Discard all selections, so that those of the next token begin anew."""
+        """Discard all selections, so that the next token's selection begins anew."""
         self._rank.forget()
         self._selections: Pack = {}
         self._token = self._next = None
@@ -186,7 +182,7 @@ class SparseDecode(DecodeView):
     # --- one token ---------------------------------------------------------------------------
 
     def _begin_token(self) -> Token:
-        """Return the token under way. Begin a new one if the one before is complete."""
+        """Return the current token of all rows; begin a new one if the last one is complete."""
         if self._token is not None:
             return self._token
         early, token = self._next is not None, self._next or self._plan(0)
@@ -207,7 +203,7 @@ class SparseDecode(DecodeView):
         return token
 
     def _plan(self, ahead: int) -> Token:
-        """Return the token that begins now (`ahead` 0) or the next one (1), with its classes."""
+        """Compute how many tokens each row selects, for the current token or (1) the next."""
         places = self._tail.places + ahead
         device, budgets = self._store.compute_device, dict[int, list[int]]()
         at = places.tolist()
@@ -229,9 +225,9 @@ class SparseDecode(DecodeView):
                 memory.tokens += layer + 1 == self._layout.num_layers
 
     def _push_next(self, pack: range) -> None:
-        """Push the work that finds what a pack of layers reads for the next token.
+        """Start to select the next token's KV for a pack of layers.
 
-        As in the paper, this runs while the layers above the pack compute, and then those below it.
+        As in the paper, this runs while later layers compute, and then those before the pack.
         """
         self._next = self._next or self._plan(1)
         if self._next.classes:
@@ -243,10 +239,9 @@ class SparseDecode(DecodeView):
         self._rank.push(pack[0], partial(self._find_predicted, token, pack, known))
 
     def _selected(self, token: Token, layer: int, query: Tensor) -> list[Selected]:
-        """Return the selections of each class of rows, in one layer.
+        """Return the tokens that each class of rows reads in one layer.
 
-        Sets of heads whose true query differs too much from the foreseen one select by the true
-        query.
+        Heads whose true query differs too much from the estimated one select by the true query.
         """
         pack, selection = self._packs[layer], self._selections.pop(layer, None)
         if self._rule.leader(layer) != layer:
@@ -280,7 +275,10 @@ class SparseDecode(DecodeView):
     def _find_predicted(
         self, token: Token, pack: range, known: Mapping[int, Sequence[Tensor | None]]
     ) -> Pack:
-        """Find a pack's selections by predicted queries, before the token's queries are known."""
+        """Select tokens for a pack of layers by predicted queries.
+
+        known: for each layer that leads others, the queries of each row's earlier tokens.
+        """
         some = next(each for each in known[pack[0]] if each is not None)
         empty = some.new_zeros(len(self._paths), *some.shape[1:])
         guesses, foreseen = self._predicted(token, known, empty)
@@ -293,8 +291,7 @@ class SparseDecode(DecodeView):
 
         guesses: queries [rows, heads, head_dim] for each layer that leads others
             (`SparseRule.leader`).
-        foreseen: mask [rows] of rows with a foreseen query. For these the token's own key is not
-            scored, since it was not known when the query was foreseen.
+        foreseen: mask [rows] of rows with an estimated query, see `Selector.scores`.
         """
         selector = self._selector
         assert selector is not None
@@ -322,11 +319,11 @@ class SparseDecode(DecodeView):
     def _predicted(
         self, token: Token, known: Mapping[int, Sequence[Tensor | None]], query: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Predict each row's query in each layer of `known` from the queries of its tokens so far.
+        """Predict each row's query in each layer of `known` from the queries of earlier tokens.
 
-        query: [rows, heads, head_dim], taken for rows that have no earlier queries.
+        query: [rows, heads, head_dim], used for rows that have no earlier queries.
 
-        Returns queries [layers, rows, heads, head_dim], and a mask of the rows that were predicted.
+        Return queries [layers, rows, heads, head_dim], and a mask of the rows with a prediction.
         """
         alike: dict[int, list[int]] = {}
         some = next(iter(known.values()))
@@ -363,11 +360,11 @@ def _all_rows(query: Tensor) -> Tensor:
 
 
 class SparseAttention(AttentionBackend):
-    """Tree attention, except that decoding rows with long paths attend to selected tokens.
+    """Backend: tree attention, except that decoding rows with long paths attend to selected tokens.
 
-    tested: the attention backend of the settings. If it uses kernels, which read whole paths, plain
-        torch tree attention takes its place here.
-    threaded: True finds and fetches foreseen selections on a thread of their own.
+    tested: the attention backend of `--attention`. If it runs kernels, which read whole paths, tree
+        attention in plain torch is used in its place.
+    threaded: True to select and fetch tokens by estimated queries on a background thread.
     """
 
     holds_places = True

@@ -1,8 +1,8 @@
-"""Attention kernels in Triton over paged KV, and whether they can run on a device.
+"""Triton attention kernels over paged KV. This module checks whether they can run on a device.
 
 `worklist` cuts paths into parts, `programs` and `tiles` contain the kernels, `launch` starts them
-on tensors, and `views` contains the backends. `attention.reference` is their oracle. This module
-checks devices and dtypes. Triton is imported only when it is needed.
+on tensors, and `views` contains the backends. `attention.reference` is their oracle. Triton is
+imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def has_matrix_units(device: torch.device) -> bool:
-    """Return True if the card has bfloat16 matrix units (capability 8.0), or if no card exists."""
+    """Return True if the GPU has bfloat16 matrix units (capability 8.0), or if there is no GPU."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -67,7 +67,7 @@ def can_overlap(device: torch.device) -> bool:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Return True if the card has matrix products of warp groups (compute capability 9.x)."""
+    """Return True if the GPU has warp-group matrix products, WGMMA (compute capability 9.x)."""
     return _capability(device)[0] == 9
 
 
@@ -82,9 +82,9 @@ def has_small_shared_memory(device: torch.device) -> bool:
 
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability of an NVIDIA card, and (0, 0) for any other device.
+    """Return the compute capability of an NVIDIA GPU, and (0, 0) for any other device.
 
-    Torch also uses the device type `cuda` for AMD cards.
+    Torch uses the device type `cuda` for AMD GPUs too.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return 0, 0

@@ -1,6 +1,6 @@
-"""Launch the kernels on blocks of KV, with work lists as device tensors.
+"""Launches the attention kernels on paged KV, with work lists (`worklist`) as device tensors.
 
-This module knows no segments and no stores.
+This module knows blocks but not the segments that own them.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # values of CODES in 
 
 
 def heads_of(kv: KVBlocks, num_heads: int) -> HeadLayout:
-    """Return the layout in which `num_heads` query heads read the KV heads of `kv`."""
+    """Return how `num_heads` query heads are assigned to the KV heads of `kv`."""
     layout = kv.layout
     return HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
 
 
 def tile_of_prefill(kv: KVBlocks, num_heads: int) -> Tile:
-    """Return the tile of a prefill kernel over `kv`."""
+    """Return the tile size of the prefill kernel for this KV layout and GPU."""
     size, hopper = kv.layout.dtype.itemsize, is_hopper(kv.storage.device)
     return prefill_tile(heads_of(kv, num_heads), size, hopper=hopper)
 
 
 class Partials:
-    """Partial results of a batch, one per slot.
+    """Device memory for partial results of attention: a context and a log-sum-exp per slot.
 
-    The `num_slots` slots of work items come first. Then each row has one slot for its own newest
-    tokens.
+    The `num_slots` slots of work items (parts of paths) come first. Then each row has one slot for
+    its own newest tokens.
 
     Attributes:
         context: [slots, heads, head_dim], float32.
@@ -99,7 +99,7 @@ def decode_attention(
     Args:
         query: [rows, heads, head_dim].
         key_value: keys and values of the current tokens [rows, 2, kv_heads, head_dim].
-        own: the blocks of each row's newest tokens, of which the last is the current token.
+        own: the blocks of each row's newest tokens, which end with the current token.
         work: the lists of a `DecodeWork` on the device.
         partials: working memory for the partial results.
         sinks: one score per head [heads] that joins the softmax without a value.
@@ -135,15 +135,15 @@ def prefill_attention(
     num_tiles: int,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute the context [tokens, heads, head_dim] of packed chunks.
+    """Compute the context [tokens, heads, head_dim] of a prefill over packed chunks.
 
     The context of a token that is in no chunk is uninitialised.
 
     Args:
         query: [tokens, heads, head_dim].
         key_value: keys and values of the same tokens [tokens, 2, kv_heads, head_dim].
-        work: the lists of a `PrefillWork` on the device; None in place of its slots if the kernel
-            does not store keys and values.
+        work: the lists of a `PrefillWork` on the device; its slots are None if the kernel does not
+            store keys and values.
         num_tiles: number of tiles in `work`, including empty ones.
         sinks: one score per head [heads] that joins the softmax without a value.
     """
@@ -160,7 +160,7 @@ def prefill_attention(
 
 
 def _packed_heads(numbers: Tensor) -> Tensor:
-    """Return `numbers` with the values of each token contiguous.
+    """Return `numbers`, copied if the values of one token are not contiguous.
 
     The stride between tokens may be larger, because `numbers` may be a slice of a larger product.
     """

@@ -1,9 +1,9 @@
-"""OwnBlocks: the tail of a decode session for the kernels, as addresses of blocks.
+"""OwnBlocks: tables of the blocks to which decode kernels write each row's newest tokens.
 
-The kernels write a row's newest tokens directly into the blocks of the row's segment, where they
-stay. The session reserves these blocks before a token is computed, so storing tokens only updates
-counts. Rows without a segment, and tokens past the reserved blocks, use the pool's spare block;
-their KV is discarded.
+Other backends hold a row's newest tokens in a tail. The kernels write them directly into the blocks
+of the row's segment, where they stay. The session reserves these blocks before a token is computed,
+so storing tokens only updates counts. Rows without a segment, and tokens past the reserved blocks,
+use the pool's spare block; their KV is discarded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_ROWS = 64
 
 
 class OwnBlocks:
-    """A tail of one group of layers that holds no KV, for the views of the kernels.
+    """The `SessionTail` of the kernels, for one group of layers. It holds addresses but no KV.
 
     An entry is a block of the pool, or a piece of a block with `entry_size` tokens.
 
@@ -55,7 +55,7 @@ class OwnBlocks:
         return used.view(self.num_rows, self._per_row)
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Continue with `num_rows` rows."""
+        """Set the number of rows. `find` and `begin` then fill the tables."""
         needed = max(_LEAST_ROWS, num_rows) * (1 + self._per_row)
         if needed > len(self._flat):
             self._flat = self._flat.new_zeros(needed)
@@ -70,7 +70,7 @@ class OwnBlocks:
         return []
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Set, per row, its segment and the number of tokens before the row's newest ones.
+        """Set each row's segment, and the number of the segment's tokens before the newest ones.
 
         None: a row without a segment, which uses the spare block.
         """
@@ -85,7 +85,10 @@ class OwnBlocks:
                 self._firsts[place] = row[1] % size // self._entry
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Set the number of newest tokens that each row already has; None for unread rows."""
+        """Write the tables to the device.
+
+        lengths: number of newest tokens that each row already has; None for padding rows.
+        """
         del max_tokens
         pieces = self._size // self._entry
         held = self._blocks.repeat(self._per_row // self._blocks.shape[1], axis=1) * pieces
@@ -95,7 +98,7 @@ class OwnBlocks:
         self._flat[: len(both)].copy_(sent(both, self._flat.device))
 
     def advance(self) -> None:
-        """Count the current token as complete, with an operation on the device."""
+        """Add the current token to the counts, by an operation that a CUDA graph can capture."""
         self.counts.add_(1)
 
     def close(self) -> None:

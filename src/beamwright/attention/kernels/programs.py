@@ -1,4 +1,6 @@
-"""The attention kernels. Each runs one program per (work item, KV head), see `worklist`.
+"""The Triton attention kernels for decoding and prefill over paged KV.
+
+Each kernel runs one program per (work item, KV head), see `worklist`.
 
 Scores are in base 2: `scale` is head_dim ** -0.5 * log2(e), and log-sum-exps are in base 2 too.
 Products of float32 use IEEE arithmetic, never TF32. Sums are in float32. The order of summation
@@ -39,7 +41,7 @@ def _store_partial(
     context, lse, slots, heads, real, best, total, weighted,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Store the partial results of one program in its slots."""
+    """Normalise the running softmax of one program, and store it in the program's slots."""
     dim = tl.arange(0, DIM)
     if WINDOW > 0:  # a query whose window reaches none of the keys gets zero weight, not NaN
         best = tl.where(total > 0, best, float("-inf"))
@@ -115,7 +117,7 @@ def _attend_item(
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Attend to one work item: the rows of its slots over the entries of its part."""
+    """Compute one work item: the attention of several rows to one part of their paths."""
     first_entry = tl.load(items + item * 4)
     num_entries = tl.load(items + item * 4 + 1)
     first_slot = tl.load(items + item * 4 + 2)

@@ -1,4 +1,4 @@
-"""Functions that the kernels share: load tiles, fold them into a softmax, and store new KV.
+"""Triton functions that the kernels share: load tiles, fold them into a softmax, store new KV.
 
 `programs` explains the arguments in capitals. A prefill program stores the keys and values of its
 tile at the start, when it needs few registers. A decode program stores the current token of its
@@ -73,7 +73,7 @@ def read_tile(numbers, exponents, place, inside, scale_place, seen, query, CODES
 
 @triton.jit
 def entries_of(blocks, tokens, first, entry, num_entries, num_tokens, ENTRY_TOKENS: tl.constexpr):
-    """Load the blocks of the entries `entry`, and return them with their numbers of valid tokens.
+    """Load the block numbers of the entries `first` + `entry`, and their numbers of valid tokens.
 
     An entry is a block of the pool, or a piece of a block.
 

@@ -1,9 +1,9 @@
-"""Backends `triton-tree` and `triton-dense`: views that run the kernels on the paged pool.
+"""Backends `triton-tree` and `triton-dense`: attention views that run the Triton kernels.
 
-Kernels read blocks in place, so a view only holds work lists with block numbers and partial
-results. All KV that its rows read must stay on the device; a lease pins it. The blocks of dropped
-rows may be freed. The work lists of `triton-tree` may still name freed blocks until they are
-rebuilt, because the results of dropped rows are never used.
+Kernels read blocks in place, so a view only holds work lists with block numbers, and memory for
+partial results. All KV that its rows read must stay on the device; the caller pins it with a lease.
+The blocks of dropped rows may be freed. The work lists of `triton-tree` may still name freed blocks
+until they are rebuilt, because the results of dropped rows are never used.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _ROW_ENTRIES = 64  # entries reserved per row, enough if rows share much of thei
 class KernelWorkspace:
     """Work lists and partial results that consecutive decode views share.
 
-    Their addresses stay the same until the memory has to grow. `num_moves` counts reallocations; a
-    step captured before then must be captured again.
+    Their addresses stay the same until the memory has to grow. `num_moves` counts reallocations.
+    CUDA graphs captured before a reallocation are invalid.
 
     stays: the workspace outlives its first view, so it reserves the memory that most searches with
         the same number of rows need.
@@ -128,7 +128,7 @@ class KernelDecode(DecodeView):
         self._stale = True
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Rewrite the work lists if rows or paths have changed. Tokens then only read the lists."""
+        """Rewrite the work lists if rows have changed. The next tokens then only read them."""
         if not self._stale:
             return
         kv, heads = self._store.kv, heads_of(self._store.kv, num_heads)
@@ -178,8 +178,8 @@ class KernelPrefill(AttentionView):
     A chunk is the new tokens of one path. Tokens after the last chunk pad the batch: they form a
     chunk of their own without a path, and do not affect other tokens.
 
-    slots: places in the pool where `attend` stores the KV of the new tokens; None: the caller
-        stores the KV.
+    slots: slots of the pool where `attend` stores the KV of the new tokens; None: the caller stores
+        the KV.
     workspace: buffers that the caller keeps for later views; None: the view creates its own.
     """
 
@@ -198,7 +198,7 @@ class KernelPrefill(AttentionView):
         self._num_tiles = 0
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write the work lists of a captured pass over `num_tokens` tokens, padding included.
+        """Write the work lists of a pass in a CUDA graph; `num_tokens` includes padding.
 
         The number of programs is the same for all chunks, because a replay cannot change it.
         """

@@ -1,4 +1,4 @@
-"""Tile sizes, and work lists: the parts of segments that are attended for each row.
+"""Work lists of the attention kernels: which rows attend to which parts of their paths. Tile sizes.
 
 A path is cut into parts. Each part gives one partial result per row, and a row's parts are merged
 in path order. The cuts depend only on the segment lengths of the row's own path and on constants.
@@ -62,7 +62,7 @@ class HeadLayout:
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of one program."""
+    """Sizes and launch settings of one program of an attention kernel."""
 
     pairs: int  # (query token, query head of the group) pairs: the rows of the matrix products
     queries: int  # whole query tokens that fit in `pairs`
@@ -155,7 +155,10 @@ class TokenRun(NamedTuple):
 
 
 def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list[TokenRun]]:
-    """Cut a path with visible[i] tokens in segment i into parts; skip empty segments."""
+    """Cut a path into parts, each a list of runs; empty segments have none.
+
+    visible: number of tokens that the row reads of each segment.
+    """
     most, most_blocks = cuts.part_tokens, cuts.part_tokens // block_tokens
     parts: list[list[TokenRun]] = []
     open_blocks = most_blocks  # the first run always starts a part
@@ -241,7 +244,7 @@ class _Entries:
         self._runs += count, tokens - (count - 1) * size, before
 
     def lists(self) -> tuple[Ints, Ints, Ints]:
-        """Return each entry's block, its valid tokens, and the part's tokens before the entry."""
+        """Return three lists: each entry's block, valid tokens, and the part's tokens before it."""
         counts, last, before = np.array(self._runs, dtype=np.int32).reshape(-1, 3).T
         ends = counts.cumsum(dtype=np.int32)
         tokens = np.full(len(self.blocks), self.size, dtype=np.int32)
@@ -256,9 +259,10 @@ class _Entries:
 
 @dataclass(eq=False)
 class _Part:
-    """A part of a path: runs (segment, device copy, first, tokens), and the rows that share them.
+    """A part of one or several paths, and the rows that share it.
 
-    reach: per row, the tokens of its path from the part's first token on.
+    runs: the part's tokens, as (segment, device copy, first token, number of tokens).
+    reach: for each row, the number of its path's tokens from the part's first token on.
     """
 
     runs: Sequence[tuple[Segment, int, int, int]]
@@ -369,7 +373,7 @@ def most_tiles(num_tokens: int, queries_per_tile: int) -> int:
 
 
 def _copy_numbers(path: Path, seen: Counter[Segment]) -> list[int]:
-    """Return the copy of each segment that this row reads, and count the row in `seen`."""
+    """Return which device copy of each segment a row reads, and count the row in `seen`."""
     numbers = []
     for part in path:
         numbers.append(max(0, min(seen[part.segment], len(part.segment.copies) - 1)))
