@@ -19,7 +19,7 @@ _NUM_TOKENS, _CHUNK, _KV_TOKENS = 48, 7, 2048
 
 
 def check_parity(settings: ModelSettings) -> dict[str, float]:
-    """Return the largest absolute difference from the logits of `transformers`, by way to compute.
+    """Return the largest absolute difference from the logits of `transformers`, in three ways.
 
     "prefill" runs random token ids in one pass, "chunked" in chunks of 7. "decode" runs them one by
     one with paged KV, spread over a chain of nodes.

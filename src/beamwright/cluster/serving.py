@@ -107,7 +107,7 @@ class RayServing:
         return number
 
     def stop(self) -> None:
-        """End the replicas. If `start` has connected to Ray or started it, disconnect or end it."""
+        """End the replicas, and the connection to Ray if `start` has made it."""
         if self._ray.is_initialized():
 
             def delete() -> None:

@@ -27,7 +27,7 @@ from beamwright.protocols import Direction
 # Tokens that are always selected: a path's first ones (attention sinks) and its newest ones.
 SINKS, RECENT = 4, 12
 
-# Link traffic, measured, divided by the traffic if rows selected anew for every token.
+# Measured link traffic, as a fraction of the traffic if every token made its own random selection.
 #
 # Measured on single paths (`python -m beamwright_lab.sparse.brought`): 0.6 with the ledger model,
 # 0.7 with the bundled model, 1 with random weights.

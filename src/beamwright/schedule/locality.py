@@ -127,7 +127,7 @@ _EXTRA_PASSES = 1.2
 # The number of rows is limited only if a wave needs at most this multiple of the capacity: in
 # larger waves, rows are preempted at any limit.
 _WAVE = 1.25
-_DRAIN = 0.25  # passes with few rows at the end of a round, as a fraction of a step
+_DRAIN = 0.25  # extra passes with few rows at the end of a round, as a fraction of a step's
 _RELOADED_SHARE = 0.4  # bytes loaded again, as a fraction of the bytes that do not fit the device
 
 

@@ -72,7 +72,7 @@ class StrategyRow(TableRow):
     # Limits in tokens of the first, second, ... step, if the settings give no limit themselves. The
     # last one holds for all later steps.
     step_limits: tuple[int, ...] | None = None
-    by_level: bool = True  # the steps of round r are all at level r
+    by_level: bool = True  # all steps that round r opens are the r-th steps of their paths
     reads_width: bool = False  # the strategy uses --width
     needs_scores: bool = False  # without scores the strategy cannot guide the search
     # Name of the verifier to use if neither the user nor the model names one. It scores steps from

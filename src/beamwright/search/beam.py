@@ -71,7 +71,7 @@ class BeamSearch(SearchPolicy):
         return self.likely(beams)
 
     def likely(self, beams: Sequence[Node]) -> list[Prospect]:
-        """Predict the extended steps among `beams`, which all compete with each other."""
+        """Predict which of `beams` selection extends, if all of them compete with each other."""
         return FORESIGHTS[self.foresight](beams, self.search.width, self.search.max_rounds)
 
 

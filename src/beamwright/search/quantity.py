@@ -152,7 +152,7 @@ def normalise_layout(answer: str) -> str:
     if not words and not grouped:
         spaced = _apply_rules(spaced, "apart")
     text = " ".join(spaced.split())
-    if not words:  # the escaped space between two numbers remains
+    if not words:  # keep the escaped space between two numbers, and drop all others
         text = re.sub(r"(?<!\\)(\\ )|\s+", r"\1", spaced)
     if re.fullmatch(r"\([A-Za-z]\)", text):  # a multiple-choice letter
         return text[1]

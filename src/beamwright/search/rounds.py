@@ -32,7 +32,7 @@ class Round:
 def open_round(
     tree: SearchTree, settings: SearchSettings, level: int | None = None, apart: int | None = None
 ) -> Round:
-    """Decide what is the same in most strategies; each `select` begins with this.
+    """Decide the actions that are the same in most strategies, at the beginning of `select`.
 
     The first round gives the root n children. A later round completes ended candidates, prunes
     duplicates if `filter_duplicates` is set, and finishes the search if no place is left, if no
