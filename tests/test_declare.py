@@ -84,8 +84,8 @@ def test_a_class_has_options(make_solver):
 
 MISTAKES = {
     ("lengths", "half", 0): r"model\.half \(--half\): .*greater than 0",
-    ("longer", "half", 1): "--half is no option of --verifier longer; it goes w",
-    ("logprob", "half", 1): "--half is no option of --verifier logprob; it goes",
+    ("longer", "half", 1): "--half is not an option of --verifier longer. It belongs",
+    ("logprob", "half", 1): "--half is not an option of --verifier logprob. It belongs",
     ("longer", "verifier_weights", "int8"): "--verifier longer, which has no mo",
     ("longr", "seed", 0): "no such folder; known: longer, lengths, none, ",
     ("needy", "seed", 0): "--verifier: Needy raised TypeError: .*'what'",
@@ -103,7 +103,7 @@ def test_mistakes_are_one_line(make_solver, name, option, value):
 
 def test_an_unknown_option_of_a_section_is_one():
     given = ModelSettings.model_validate({"verifier": "lengths", "halv": 3})
-    with pytest.raises(InputError, match=r"unknown option 'model\.halv': did you mean half\?"):
+    with pytest.raises(InputError, match=r"unknown option 'model\.halv'. Did you mean half\?"):
         resolve_verifier(given)
 
 
@@ -122,18 +122,18 @@ BUILT_IN = {name.partition(":")[0] for name in known_verifiers("").split(": ", 1
     ("declare", "name", "what", "words"),
     [
         *(
-            (verifier, name, longer, f"--verifier {name} means something else already")
+            (verifier, name, longer, f"--verifier {name} is a built-in name")
             for name in sorted({*BUILT_IN, *WITHOUT_MODEL, "random", "family", "judge", "hf"})
         ),
-        (strategy, "list", Mine, "--search list means something else already"),
+        (strategy, "list", Mine, "--search list is a built-in name"),
         *(
-            (declare, name, longer, "a name is of letters, digits")
+            (declare, name, longer, "use only letters, digits")
             for declare in (verifier, strategy)
             for name in ("family:x", "a/b", "a,b", "-x", "", "two words")
         ),
         (verifier, "x", Section, "--verifier x: Section has no method score"),
         (verifier, "lengths", longer, r"--verifier lengths is declared twice: .*Lengths and .*"),
-        (verifier, "x", Wide, "--width is a setting of its own"),
+        (verifier, "x", Wide, "--width is a setting; rename it"),
         (strategy, "x", Mine, "--half is an option of the model settings"),
     ],
 )
@@ -291,13 +291,14 @@ def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
     )
     assert "packaged" not in VERIFIERS
     assert load_plugins() == [
-        "plugin a_broken-plugin (a_broken): ModuleNotFoundError: No module named 'nowhere_at_all'",
-        "plugin b_broken-plugin (b_broken): SystemExit: 7",
-        "plugin z_broken-plugin (z_broken): ValueError: a b",
+        "plugin a_broken-plugin (a_broken) failed: ModuleNotFoundError: "
+        "No module named 'nowhere_at_all'",
+        "plugin b_broken-plugin (b_broken) failed: SystemExit: 7",
+        "plugin z_broken-plugin (z_broken) failed: ValueError: a b",
     ]
     assert VERIFIERS["packaged"].source == GOOD, "its whole file is known again"
     assert main(["plan", "--model", "opt-2.7b", "--verifier", "packaged", "--json"]) == 0
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 3
-    assert "plugin a_broken-plugin (a_broken): ModuleNotFoundError" in captured.err
+    assert "plugin a_broken-plugin (a_broken) failed: ModuleNotFoundError" in captured.err
     assert captured.out.startswith("{")

@@ -130,7 +130,7 @@ def write(tmp_path):
 
 BAD = {
     "aliases": (bomb(), "more than 20,000 values"),
-    "circle": ("a: &a [*a]", "inside what it refers to"),
+    "circle": ("a: &a [*a]", "refers to a value that contains it"),
     "list": ("[" + "1, " * 30_000 + "]", "more than 20,000 values"),
     "long": ("a: " + "x" * MOST_BYTES, "larger than 256 KiB"),
     "deep": ("[" * 20_000, "nested too deeply"),
@@ -138,7 +138,7 @@ BAD = {
     "number": ("a: " + "9" * 5000, "not YAML"),
     "tag": ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
     "bytes": (b"a: \xff", "cannot be read"),
-    "key": ("search: {on: 1}", "the key True is no text"),
+    "key": ("search: {on: 1}", "the key True is not text"),
     "list as key": ("? [1, 2]\n: 3", "not YAML"),
     "two documents": ("a: 1\n---\nb: 2", "not YAML"),
 }
@@ -189,5 +189,5 @@ def test_a_value_of_any_length_is_shown_short(write):
 def test_a_pipe_that_nobody_reads_is_not_waited_for_without_end(tmp_path, monkeypatch):
     os.mkfifo(pipe := tmp_path / "pipe")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(InputError, match="nobody reads this pipe"):
+    with pytest.raises(InputError, match="no process reads this pipe"):
         write_atomically(pipe, "text")

@@ -135,16 +135,16 @@ def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"recipe {path}: expected sections such as 'search:', not a plain value")
     for section, keys in content.items():
         if section in Settings.model_fields and not isinstance(keys, dict):
-            raise InputError(f"recipe {path}: section {section!r} must hold keys and values")
+            raise InputError(f"recipe {path}: section {section!r} must contain keys and values")
     return content
 
 
 def _no_section(key: str, owners: dict[str, str]) -> str:
     """Return the error message for a recipe's key that is not a section."""
     if key in _OF_SEVERAL:
-        return f"{key!r} makes it a recipe of several settings, for `beamwright eval --recipe`"
+        return f"{key!r} works only in recipes of `beamwright eval --recipe`"
     if key in owners:
-        return f"unknown section {key!r}: write it as `{owners[key]}: {{{key}: ...}}`"
+        return f"unknown section {key!r}. Write `{owners[key]}: {{{key}: ...}}`."
     return unknown_option(key, key, Settings.model_fields)
 
 
@@ -152,9 +152,9 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     """Return the error message for an option that is unknown, or unknown in `section`."""
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
-        return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
+        return f"unknown option {where!r}. Move {name} to section {owners[name]!r}."
     if name in removed_options():
-        return f"unknown option {where!r}: {removed_options()[name]}"
+        return f"unknown option {where!r}. {removed_options()[name]}"
     return unknown_option(where, name, owners)
 
 
@@ -173,7 +173,7 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     if first["type"] == "value_error":
         return f"{place} (--{option}): {first['ctx']['error']}"
     if (written := f"--{option} {first['input']}") in removed_options():
-        return f"{written}: {removed_options()[written]}"
+        return f"unknown value {written}. {removed_options()[written]}"
     value = repr(first["input"])  # may be long: a recipe is a file
     if len(value) > _LONGEST_SHOWN:
         value = f"{value[:_LONGEST_SHOWN]}..."

@@ -53,7 +53,7 @@ def declaration(
             or if the class lacks a method.
     """
     if not _NAME.fullmatch(name):
-        raise InputError(f"{table.flag} {name!r}: a name is of letters, digits, '-', '_' and '.'")
+        raise InputError(f"{table.flag} {name!r}: use only letters, digits, '-', '_' and '.'")
 
     def declare(make: M) -> M:
         for method in () if table.calls and not isinstance(make, type) else table.needs:
@@ -62,7 +62,7 @@ def declaration(
         declared = row(name, meaning, make, **facts, source=_source_of(make))
         for fields in section_fields().values():
             for option in declared.options.keys() & fields:
-                raise InputError(f"{declared.place}: {flag_of(option)} is a setting of its own")
+                raise InputError(f"{declared.place}: {flag_of(option)} is a setting; rename it")
         table.add(declared)
         return make
 
@@ -99,8 +99,8 @@ def declared_values(
         owners = ", ".join(row.name for row in table.owners(name))
         chosen = named or ", ".join(row.name for row in rows)
         if owners:
-            where = f"{table.flag} {chosen}; it goes with {owners}"
-            raise InputError(f"{flag_of(name)} is no option of {where}")
+            where = f"{table.flag} {chosen}. It belongs to {owners}."
+            raise InputError(f"{flag_of(name)} is not an option of {where}")
         known = dict.fromkeys([*type(settings).model_fields, *(o for r in rows for o in r.options)])
         raise InputError(unknown_option(f"{table.section}.{name}", name, known))
     return [{name: given[name] for name in row.options if name in given} for row in rows]
@@ -171,7 +171,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise
     except BaseException as error:  # a user's file may raise anything, `sys.exit()` included
         del sys.modules[name]
-        raise InputError(f"--plugin {path}: it raised {error_line(error)}") from error
+        raise InputError(f"--plugin {path}: the file raised {error_line(error)}") from error
 
 
 def load_plugins(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
@@ -189,7 +189,7 @@ def load_plugins(files: Iterable[str | os.PathLike[str]] = ()) -> list[str]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a broken package must not stop the others
-            failed.append(f"plugin {point.name} ({point.value}): {error_line(error)}")
+            failed.append(f"plugin {point.name} ({point.value}) failed: {error_line(error)}")
     for file in files:
         load_plugin(file)
     return failed

@@ -125,8 +125,8 @@ class CapacityError(BeamwrightError):
     def __str__(self) -> str:
         return (
             f"{self.tier} exhausted: {self.args[0]} needs {format_bytes(self.needed_bytes)}, "
-            f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} are free "
-            f"({self.hint})"
+            f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} are free. "
+            f"{self.hint[:1].upper()}{self.hint[1:]}."
         )
 
 
@@ -136,9 +136,9 @@ class DeviceMemoryError(BeamwrightError):
     def __init__(
         self,
         what: str,
-        hint: str = "lower --kv-memory, or give --memory more; other programs may hold some of it",
+        hint: str = "lower --kv-memory, raise --memory, or stop other programs on the device",
     ) -> None:
-        super().__init__(f"the device is out of memory: {what} ({hint})")
+        super().__init__(f"the device is out of memory: {what}. {hint[:1].upper()}{hint[1:]}.")
 
 
 class NotFiniteError(BeamwrightError):

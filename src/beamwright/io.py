@@ -104,7 +104,7 @@ def read_json_object(path: Path, what: str = "a JSON object", option: str = "") 
     try:
         content = json.loads(read_file(path, option))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{option}{path}: not {what}, or a damaged one") from error
+        raise InputError(f"{option}{path}: not {what}, or damaged") from error
     if not isinstance(content, dict):
         raise InputError(f"{option}{path}: not {what}")
     return content
@@ -159,7 +159,7 @@ def _open_pipe(path: Path) -> int:
             if error.errno != errno.ENXIO:
                 raise
             if not tries_left:
-                raise OSError(errno.ENXIO, "nobody reads this pipe") from error
+                raise OSError(errno.ENXIO, "no process reads this pipe") from error
             time.sleep(0.01)
         else:
             break
@@ -174,7 +174,7 @@ def check_writable(path: Path, option: str = "") -> None:
         InputError: if the path is a folder, or its parent folder does not exist.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{option}{path}: cannot be written there")
+        raise InputError(f"{option}{path}: cannot be written (a folder, or its folder is missing)")
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -302,7 +302,7 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
         below = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
         known[id(node)] = 1 + sum(_num_values(part, known) for part in below)
     if known[id(node)] < 0:
-        raise ValueError("an alias is inside what it refers to")
+        raise ValueError("an alias refers to a value that contains it")
     return known[id(node)]
 
 
@@ -310,7 +310,7 @@ def _check_keys(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise InputError(f"{where}: the key {key!r:.80} is no text; write it in quotes")
+                raise InputError(f"{where}: the key {key!r:.80} is not text; write it in quotes")
     if isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             _check_keys(part, where)

@@ -88,7 +88,7 @@ R = TypeVar("R", bound=TableRow)
 _TABLES: list[Table[Any]] = []
 
 
-LAB_HINT = "comes with the lab: pip install -e lab"
+LAB_HINT = "needs the lab. Run pip install -e lab"
 
 
 class Table(dict[str, R]):
@@ -123,15 +123,15 @@ class Table(dict[str, R]):
             InputError: if its name, or the name of an option, already has another meaning.
         """
         if row.name in self.taken:
-            raise InputError(f"{row.place}: {self.flag} {row.name} means something else already")
+            raise InputError(f"{row.place}: {self.flag} {row.name} is a built-in name; rename it")
         known = self.get(row.name)
         if known is not None and known.place != row.place:
             twice = f"{known.place} and {row.place}"
-            raise InputError(f"{self.flag} {row.name} is declared twice: {twice}")
+            raise InputError(f"{self.flag} {row.name} is declared twice: {twice}. Rename one.")
         for name in row.options:
             owner = declared_options().get(name, self.section)
             if owner != self.section:
-                where = f"is an option of the {owner} settings"
+                where = f"is an option of the {owner} settings; rename it"
                 raise InputError(f"{row.place}: {flag_of(name)} {where}")
         self[row.name] = row
 
@@ -146,9 +146,9 @@ class Table(dict[str, R]):
         if name in self.lab_names:
             raise InputError(f"{self.flag} {name}: {LAB_HINT}")
         if not self:
-            raise InputError(f"{self.flag} {name!r}: none is declared; a --plugin declares some")
+            raise InputError(f"{self.flag} {name!r} is unknown. Load it with --plugin FILE.py.")
         hint = did_you_mean(name, self)
-        raise InputError(f"{self.flag} {name!r}: {hint}choose one of {', '.join(self)}")
+        raise InputError(f"{self.flag} {name!r} is unknown. {hint}Choose one of {', '.join(self)}")
 
     def owners(self, name: str) -> list[R]:
         """Return the rows that have an option with this name."""
@@ -156,9 +156,9 @@ class Table(dict[str, R]):
 
 
 def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
-    """Return `did you mean beam? `, or an empty text if no known name is similar."""
+    """Return `Did you mean beam? `, or an empty text if no known name is similar."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}? " if close else ""
+    return f"Did you mean {close[0]}? " if close else ""
 
 
 def unknown_option(where: str, name: str, known: Mapping[str, Any]) -> str:
@@ -167,7 +167,7 @@ def unknown_option(where: str, name: str, known: Mapping[str, Any]) -> str:
     where: the option with its section, in the user's spelling.
     """
     hint = did_you_mean(name, known).rstrip()
-    return f"unknown option {where!r}" + (f": {hint}" if hint else "")
+    return f"unknown option {where!r}" + (f". {hint}" if hint else "")
 
 
 def flag_of(name: str) -> str:

@@ -61,62 +61,68 @@ class ModelSettings(OpenSection):
 
     model: units.ModelText = option(
         "bundled",
-        "Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION] or "
-        "random:SHAPE; elsewhere: openai:URL#NAME (a server). "
-        f'The bundled models know one kind of problem: "{GRAMMAR}"',
+        "Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION], "
+        "random:SHAPE, or openai:URL#NAME for a remote server. "
+        f'The bundled models solve one kind of problem: "{GRAMMAR}"',
         metavar="MODEL",
     )
     verifier: units.TextOrNone = option(
         None,
         "What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... "
-        "(default: bundled beside --model bundled, else none).",
+        "(default: bundled with --model bundled, else none).",
         metavar="MODEL",
     )
     system_prompt: str | None = option(
         None,
-        "System message of the chat template (default: to reason step by step and to put "
-        r'the answer in \boxed{}; "" for none).',
+        "System message of the chat template (default: reason step by step, "
+        r'answer in \boxed{}; "" for none).',
     )
-    chat_template: units.TextOrNone = option(None, "Jinja chat template, or a file that holds one.")
+    chat_template: units.TextOrNone = option(
+        None, "Jinja chat template, or a file that contains one."
+    )
     template_args: units.TemplateArgs = option(
         {},
         """Arguments of the chat template, such as '{"enable_thinking": false}'.""",
         metavar="JSON",
     )
     tokenizer: units.TextOrNone = option(
-        None, "openai:...: the tokenizer, PATH or hf:ORG/NAME (default: its name).", metavar="MODEL"
+        None,
+        "Tokenizer of an openai:... model: PATH or hf:ORG/NAME (default: the model's name).",
+        metavar="MODEL",
     )
     model_key: units.TextOrNone = option(
-        None, "openai:...: a file that holds the server's API key.", metavar="FILE"
+        None, "File with the API key of an openai:... server.", metavar="FILE"
     )
-    device: str = option("cpu", "Where the models run: cpu, cuda, cuda:1.")
+    device: str = option("cpu", "Device of the models: cpu, cuda, cuda:1.")
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option(
         "auto",
-        "Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a "
-        "checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.",
+        "Precision of weights, activations and KV. auto on a CPU: bfloat16 for checkpoints of 100 "
+        "million parameters or more if the CPU multiplies it exactly, else float32.",
     )
     decoder: DecoderChoice = option(
         "auto",
-        "What runs the models' layers: own (dense families, fastest), transformers (any causal "
-        "model whose attention goes through its interface); auto: own where it can.",
+        "Implementation of the layers: own (dense families, fastest) or transformers (any causal "
+        "model that uses its attention interface). auto: own if possible.",
     )
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = (
-        option("auto", "How decoding attends to shared prefixes (tree, dense: kernels on a GPU).")
+        option(
+            "auto", "How decoding attends to shared prefixes; on a GPU tree and dense are kernels."
+        )
     )
-    context: int | None = option(None, "Cap on the model's context.", ge=1, metavar=TOKENS)
+    context: int | None = option(None, "Limit on the model's context.", ge=1, metavar=TOKENS)
     weights: Weights = option(
         "auto",
-        "Keep the generator's weights so; auto is as a quantised file has them, else their dtype. "
-        "int8 and int4 are faster on most CPUs.",
+        "Storage of the generator's weights; int8 and int4 are faster on most CPUs. auto: "
+        "quantised as in the file, else --dtype.",
     )
-    verifier_weights: Weights = option("auto", "The same for the verifier's.")
+    verifier_weights: Weights = option("auto", "Storage of the verifier's weights, as --weights.")
     kv_dtype: KVDtype = option(
         "auto",
-        "Keep both models' KV in 8 bits, on the device, the host and the link: int8, or fp8 "
-        "(float8_e4m3); auto: in their dtype. Changes the tree.",
+        "Storage of both models' KV: int8, fp8 (float8_e4m3), or auto for their dtype. Changes "
+        "the tree.",
     )
     deterministic: bool = option(
-        False, "Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."
+        False, "Compute in tiles of a fixed size: grouping never changes the tree, even on a GPU."
     )
 
     @property
@@ -149,16 +155,14 @@ class ModelSettings(OpenSection):
 class SamplingSettings(Section):
     """How a token is sampled from the logits."""
 
-    temperature: float = option(0.8, "0 is greedy.", ge=0.0)
-    top_p: float = option(1.0, "Keep the most likely tokens up to this probability.", gt=0, le=1.0)
-    top_k: int | None = option(
-        None, "Keep this many of the most likely tokens.", ge=1, le=2**31 - 1
-    )
+    temperature: float = option(0.8, "Sampling temperature; 0 is greedy.", ge=0.0)
+    top_p: float = option(1.0, "Keep the likeliest tokens up to this probability.", gt=0, le=1.0)
+    top_k: int | None = option(None, "Keep this many of the likeliest tokens.", ge=1, le=2**31 - 1)
     min_p: float | None = option(
-        None, "Drop tokens less likely than this share of the likeliest.", ge=0.0, le=1.0
+        None, "Drop tokens below this share of the highest probability.", ge=0.0, le=1.0
     )
     top_logprobs: int = option(
-        0, "Likeliest tokens to keep beside each one (Python, checkpoints).", ge=0, le=20
+        0, "Likeliest tokens to record at each position (Python, checkpoints).", ge=0, le=20
     )
 
 
@@ -169,51 +173,54 @@ class StepSettings(Section):
         "\n\n", r"Text that ends a step; \n and \t are understood.", min_length=1
     )
     step_tokens: int | None = option(
-        None, "Steps of this length, not the delimiter's.", ge=1, metavar=TOKENS
+        None, "Fixed length of a step; replaces --delimiter.", ge=1, metavar=TOKENS
     )
-    max_step_tokens: int = option(256, "Longest step.", ge=1, metavar=TOKENS)
+    max_step_tokens: int = option(256, "Limit on the tokens of a step.", ge=1, metavar=TOKENS)
     step_limits: units.StepLimits = option(
         None,
-        "Longest first, second, ... step; the last stands for the rest.",
+        "Limits of the first, second, ... step; the last one holds for all later steps.",
         min_length=1,
         metavar="TOKENS,...",
     )
     max_tokens: int | None = option(
-        None, "Longest path after the prompt; revise: longest reply.", ge=1, metavar=TOKENS
+        None,
+        "Limit on a path's tokens after the prompt; revise: on a reply's.",
+        ge=1,
+        metavar=TOKENS,
     )
     thinking: units.Thinking = option(
         "auto",
-        "Whether a model that can think does (on, off), and for how many tokens at most; auto: as "
-        "its chat template has it.",
+        "Whether a thinking model thinks (on, off), or a limit on its thought in tokens. auto: the "
+        "chat template's default.",
         metavar="auto|on|off|TOKENS",
     )
     now: units.Time = option(
         None,
-        "Time that chat templates see, such as 2026-11-28 (default: of a template that reads it, "
-        "when the search begins); part of receipts and checkpoints.",
+        "Time that chat templates see, such as 2026-11-28 (default: the start of the search). "
+        "Receipts and checkpoints store it if a template reads it.",
         metavar="TIME",
     )
     soft_close: float = option(
         0.1,
-        "In the last quarter of --thinking TOKENS a thought ends where its end is at least so "
-        "likely; above 1: never before the last token.",
+        "Probability of a thought's end that ends it in the last quarter of --thinking TOKENS; "
+        "above 1: only at the limit.",
         gt=0.0,
         metavar="PROBABILITY",
     )
     close_message: units.CloseMessage = option(
-        "", r"What a thought is made to say before it is closed; \n is understood.", metavar="TEXT"
+        "", r"Text appended to a thought that is cut off; \n is understood.", metavar="TEXT"
     )
     thought_steps: units.ThoughtSteps = option(
         "auto",
-        "Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...), or so many "
-        "tokens; auto: whole where the verifier sees no thoughts, else as outside.",
+        "Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...) or a fixed "
+        "length. auto: whole if the verifier does not score thoughts, else as outside.",
         metavar="auto|whole|paragraphs|sentences|markers|TOKENS",
     )
-    ignore_eos: bool = option(False, "Go on after the end-of-text token.")
+    ignore_eos: bool = option(False, "Continue after the end-of-text token.")
     stop_strings: units.StopStrings = option(
         (),
-        "A path ends, complete, where its reply holds this; its text ends before it. May be "
-        r"given several times; \n and \t are understood.",
+        "Text that completes a path and is cut from its reply. Repeat the option for several "
+        r"texts; \n and \t are understood.",
         max_length=16,
         metavar="TEXT",
     )
@@ -229,34 +236,34 @@ class SearchSettings(OpenSection):
 
     search: str | None = option(
         None,
-        "Strategy; list explains them all (default: beam; majority without a verifier).",
+        "Strategy; list shows all (default: beam, or majority without a verifier).",
         metavar="NAME",
     )
     n: int = option(16, "Candidates per round.", ge=1, le=MOST_CANDIDATES)
     width: int = option(
-        4, "Children per survivor; n / width survive a round.", ge=1, le=MOST_CANDIDATES
+        4, "Children per survivor; n / width candidates survive a round.", ge=1, le=MOST_CANDIDATES
     )
     max_rounds: int = option(
-        40, "Most rounds of a search; lookahead, mcts, deepconf: most steps of a path.", ge=1
+        40, "Limit on rounds; lookahead, mcts, deepconf: on the steps of a path.", ge=1
     )
     filter_duplicates: bool = option(
-        False, "Keep one of several candidates with the same text; dvts: in each subtree."
+        False, "Keep one of several candidates with equal text; dvts: in each subtree."
     )
     aggregate: Reduction | None = option(
-        None, "From step scores to a path's score (default: the verifier's)."
+        None, "How step scores give a path's score (default: the verifier's)."
     )
     verify_every: int = option(
         1,
-        "Score every so manyth step of a path, and its last; the others go on by one child each.",
+        "Score a path's last step and every N-th; unscored steps get one child.",
         ge=1,
-        metavar="STEPS",
+        metavar="N",
     )
     choose: AnswerChoice | None = option(
         None, "How the answer is chosen (default: the strategy's)."
     )
     answers: str = option(
         "math",
-        "What of a reply is its answer, and when two are the same: math, code, or a plugin's.",
+        "How answers are read and compared: math, code, or a plugin's format.",
         metavar="NAME",
     )
     seed: int = option(0, "Seed of every random draw.", ge=0)
@@ -270,47 +277,48 @@ class StopSettings(Section):
 
     deadline: units.Duration = option(
         None,
-        "Stop this long after the search starts or is resumed: 30s, 2m, 1h.",
+        "Stop this long after the search starts or resumes: 30s, 2m, 1h.",
         metavar="DURATION",
     )
     token_budget: int | None = option(
         None,
-        "Stop once this many tokens are generated: looked at between rounds, so that the last one "
-        "may go beyond.",
+        "Stop after the round in which this many tokens are generated.",
         ge=1,
         metavar=TOKENS,
     )
     stop_votes: bool = option(
-        False, "Stop once the vote is settled; with --choose majority or weighted."
+        False, "Stop once the vote is decided; needs --choose majority or weighted."
     )
     stop_confidence: float | None = option(
         None,
-        "Stop behind a --wave whose leading answer is so likely to stay ahead of the next one "
-        "(Adaptive-Consistency); with --choose majority.",
+        "Stop after a --wave whose leading answer stays ahead with this probability "
+        "(Adaptive-Consistency); needs --choose majority.",
         gt=0.5,
         lt=1,
         metavar="PROBABILITY",
     )
-    first_k: int | None = option(None, "Stop once so many paths have finished.", ge=1)
+    first_k: int | None = option(None, "Stop once this many paths have finished.", ge=1)
 
 
 class MemorySettings(Section):
     """The one memory number, and parts of it that a user may set."""
 
     memory: units.Size = option(
-        None, "All that may be used on the device, such as 7GiB.", metavar="SIZE"
+        None, "Limit on all memory used on the device, such as 7GiB.", metavar="SIZE"
     )
     kv_memory: units.Size = option(
-        None, "Device KV cache alone; overrides the plan.", metavar="SIZE"
+        None, "Memory for KV on the device; overrides the plan.", metavar="SIZE"
     )
     host_memory: units.Size = option(
-        None, "Most KV in host memory (default: half of it; GPU: at most 16 GiB).", metavar="SIZE"
+        None,
+        "Limit on KV in host memory (default: half of it; GPU: at most 16 GiB).",
+        metavar="SIZE",
     )
     split: units.Split = option(
         "auto",
-        "Who has the KV memory. auto: generator and verifier in turn get what they need, the "
-        "other's KV leaving only where it is in the way; SHARE: the generator's, fixed.",
-        metavar="SPLIT",
+        "How generator and verifier share KV memory: auto moves it to the model that needs it, "
+        "SHARE fixes the generator's part.",
+        metavar="auto|SHARE",
     )
 
 
@@ -322,72 +330,77 @@ class ScheduleSettings(OpenSection):
 
     schedule: str = option("auto", "How beams are arranged on the device.", metavar="NAME")
     planner: Literal["ranges", "greedy"] = option(
-        "ranges", "Groups by dynamic programming, or by LBS's Algorithm 1.", recipe_only=True
+        "ranges", "Planner of groups: dynamic programming, or Algorithm 1 of LBS.", recipe_only=True
     )
-    inter_beam: bool = option(True, "Beams that share a prefix move it once.", recipe_only=True)
-    balance: bool = option(True, "Groups of even size, as few as possible.", recipe_only=True)
-    prefetch: bool = option(True, "Load a group's KV while one computes.", recipe_only=True)
-    reuse: bool = option(True, "Keep what is on the device between steps.", recipe_only=True)
+    inter_beam: bool = option(
+        True, "Move a prefix once for all beams that share it.", recipe_only=True
+    )
+    balance: bool = option(True, "Use as few groups as possible, of even size.", recipe_only=True)
+    prefetch: bool = option(
+        True, "Load the next group's KV while a group computes.", recipe_only=True
+    )
+    reuse: bool = option(True, "Keep KV on the device between steps.", recipe_only=True)
     evict: Literal["host", "recompute"] = option(
-        "host", "Evicted KV comes back from host memory, or is computed again."
+        "host", "Whether evicted KV is loaded from host memory or computed again."
     )
     link_bandwidth: units.Rate = option(
-        None, "Throttle the link to this rate (emulated).", metavar="SIZE/s"
+        None, "Throttle the link to this bandwidth (emulation).", metavar="SIZE/s"
     )
-    max_batch: int | None = option(None, "Most beams decoded together.", ge=1, metavar="BEAMS")
+    max_batch: int | None = option(None, "Limit on beams decoded together.", ge=1, metavar="BEAMS")
     batching: Literal["auto", "continuous", "grouped"] = option(
         "auto",
-        "Beams join as soon as there is room, and wait on the host where it ends (continuous), or "
-        "group by group behind barriers (grouped, the LBS paper); auto: whichever is expected to "
-        "be faster in each round; continuous where steps have no fixed length.",
+        "Admit beams as blocks become free, preempting some when none is left (continuous), or in "
+        "groups between barriers (grouped, as in LBS). auto: the faster one by estimate, and "
+        "continuous without --step-tokens.",
     )
     explore: Explore = option(
         "continuous",
-        "Several problems in flight: all decode, are scored and decide together (lockstep, as in "
-        "search-and-learn), each goes at its own pace (continuous), or problems are taken in "
-        "until the device is busy, and scored together (decoupled).",
+        "How problems in flight proceed: in step (lockstep, as in search-and-learn), each at its "
+        "own pace (continuous), or admitted until the device is busy and scored together "
+        "(decoupled).",
     )
     executor: Literal["auto", "plain", "overlapped"] = option(
         "auto",
-        "Score and decode in turns (plain), or at the same time where several problems are in "
-        "flight (overlapped); auto: what was measured to be faster.",
+        "Score and decode in turns (plain), or at the same time if several problems are in flight "
+        "(overlapped). auto: the one that was faster in measurements.",
     )
     verifiers: int = option(
         1,
-        "Verifiers that score beside decoding, over one copy of the weights: each has a thread, "
-        "its part of the verifier's KV, and problems of its own.",
+        "Verifier threads beside decoding, over one copy of the weights; each has its own problems "
+        "and part of the KV.",
         ge=1,
         le=64,
     )
     speculation: Speculation = option(
         "auto",
-        "Decode children of complete steps in slots that nobody waits for, before selection has "
-        "chosen among those steps (exact: the tree is the same; truncate: it is not, as in "
-        "FlashTTS siblings begin with a part of what one of them has); auto: exact where it pays.",
+        "Decode children of finished steps in idle slots, before selection. exact: same tree; "
+        "truncate: siblings start with a part of one child's tokens (FlashTTS), another tree; "
+        "auto: exact if it pays.",
     )
     truncation: float = option(
-        0.85, "Mean share of a sibling that copies keep (truncate; FlashTTS's R).", ge=0.0, le=1.0,
+        0.85, "Mean share of tokens that speculation truncate keeps (FlashTTS's R).", ge=0, le=1.0,
         recipe_only=True,
     )  # fmt: skip
     drafts: units.Drafts = option(
         "off",
-        "Tokens a row, at most, to guess from the tree's own text and to verify in one pass: the "
-        "same tree in fewer passes. auto: as many as pay, by what passes take and guesses hold.",
+        "Limit on draft tokens per row, taken from the tree's text and verified in one pass: same "
+        "tree, fewer passes. auto: as many as pay.",
         metavar="auto|off|TOKENS",
     )
     verify_ahead: Literal["slack", "never"] = option(
         "never",
-        "Steps that were decoded ahead are scored once they are chosen (never), or at once, "
-        "while the verifier has nothing else (slack: FlashTTS's LookAhead Verification).",
+        "When speculative steps are scored: once selected (never), or while the verifier is idle "
+        "(slack, FlashTTS's LookAhead Verification).",
     )
     write_back: Literal["auto", "eager", "lazy"] = option(
         "auto",
-        "Send new KV to the host as soon as it is whole (eager), or shortly before its room is "
-        "needed (lazy: most of what is pruned never goes); auto: eager where a step needs half as "
-        "much again as the device, where rows park, or with a copy per beam.",
+        "When new KV is written to the host: once complete (eager), or before its memory is needed "
+        "(lazy). auto: eager if a round needs 1.5 times the device's KV, if rows are preempted, "
+        "or with a copy per beam.",
     )
     graphs: Literal["auto", "on", "off"] = option(
-        "auto", "Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."
+        "auto",
+        "Run decode steps as CUDA graphs if kernels run (auto, on), or as plain calls (off).",
     )
 
 
@@ -396,27 +409,26 @@ class SparseSettings(Section):
 
     sparse: str = option(
         "off",
-        "Which tokens decoding attends to where paths are long: all (off), those with the "
-        "largest scores (exact), the same among the best pages (pages), whole pages (quest), by "
-        "the query of the layer before (ahead, ahead-pages), or by one predicted from earlier "
-        "tokens (asyncspade; -printed, -ridge: other readings of it). auto: exact with KV at "
-        "home on the host where that gains by the cost model, else off. Changes the tree.",
+        "Tokens that decoding attends to on long paths: all (off), the highest-scored (exact), "
+        "the same within the best pages (pages), whole pages (quest), by the query of the layer "
+        "before (ahead, ahead-pages), or by a predicted query (asyncspade). auto: exact with KV "
+        "on the host if the cost model expects a gain, else off. Changes the tree.",
         metavar="METHOD",
     )
     select: units.Select = option(
         2048,
-        "Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8.",
+        "Tokens that --sparse selects per KV head: a number, all, or a share such as 1/8.",
         metavar="TOKENS|SHARE",
     )
     sparse_from: int = option(
-        4096, "Up to a path of so many tokens --sparse reads all.", ge=0, metavar=TOKENS
+        4096, "Path length up to which --sparse attends to all tokens.", ge=0, metavar=TOKENS
     )
     sparse_layers: int = option(
-        0, "First layers that read all with --sparse.", ge=0, metavar="LAYERS"
+        0, "First layers that attend to all tokens with --sparse.", ge=0, metavar="LAYERS"
     )
     sparse_correct: float | None = option(
         None,
-        "A head whose query is less like the predicted one selects by its own (FreeKV).",
+        "Least similarity of predicted and real query; below it a head uses the real one (FreeKV).",
         gt=-1.0,
         le=1.0,
         allow_inf_nan=False,
@@ -424,6 +436,6 @@ class SparseSettings(Section):
     )
     sparse_home: Literal["device", "host"] = option(
         "device",
-        "Where all KV is with --sparse: on the device, or on the host, the device having "
-        "what is selected (--kv-memory). The same tree.",
+        "Where --sparse keeps all KV: on the device, or on the host with selected tokens on the "
+        "device (--kv-memory). Same tree.",
     )

@@ -84,7 +84,7 @@ def parse_split(text: str | float) -> str | float:
     with suppress(TypeError, ValueError):
         if 0 < float(text) < 1:
             return float(text)
-    raise InputError(f"{text!r} is no split: write auto or a share such as 0.7")
+    raise InputError(f"{text!r} is not a split: write auto or a share such as 0.7")
 
 
 def parse_select(text: str | float) -> int | float:
@@ -104,7 +104,9 @@ def parse_select(text: str | float) -> int | float:
             return value
         if value >= 1 and value.is_integer():
             return int(value)
-    raise InputError(f"{text!r} selects nothing: write all, tokens such as 2048, or 1/8")
+    raise InputError(
+        f"{text!r} is not a selection: write all, a number such as 2048, or a share such as 1/8"
+    )
 
 
 MOST_CLOSING = 200
@@ -139,8 +141,8 @@ def parse_close_message(text: str) -> str:
     Raises:
         InputError: if it is too long.
     """
-    if len(str(text).encode(errors="replace")) > MOST_CLOSING:
-        raise InputError(f"a closing message has at most {MOST_CLOSING} bytes")
+    if (size := len(str(text).encode(errors="replace"))) > MOST_CLOSING:
+        raise InputError(f"the closing message has {size} bytes, the limit is {MOST_CLOSING}")
     return text
 
 
@@ -181,12 +183,14 @@ def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
         written.encode()  # fails for lone surrogates
         args = json.loads(written)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{given!r:.80} is no JSON object ({message_of(error):.80})") from error
+        raise InputError(f"{given!r:.80} is not a JSON object ({message_of(error):.80})") from error
     if not isinstance(args, dict):
-        raise InputError(f"{given!r:.80} is no JSON object such as " + '{"enable_thinking": false}')
+        raise InputError(
+            f"{given!r:.80} is not a JSON object such as " + '{"enable_thinking": false}'
+        )
     for name in args:
         if name in RESERVED_ARGS or not name.isidentifier():
-            why = "is reserved" if name in RESERVED_ARGS else "is no name"
+            why = "is reserved" if name in RESERVED_ARGS else "is not an identifier"
             raise InputError(f"{name!r:.80} {why}: it cannot be an argument of a chat template")
     return args
 
@@ -195,7 +199,7 @@ def _parse_time(given: Any) -> Any:
     try:
         return given if given is None else datetime.fromisoformat(str(given)).isoformat()
     except ValueError:
-        line = "is no time: write 2026-11-28 or 2026-11-28T14:30"
+        line = "is not a time: write 2026-11-28 or 2026-11-28T14:30"
         raise InputError(f"{given!r:.80} {line}") from None
 
 
@@ -226,7 +230,9 @@ def _without_login(value: Any, validate: Callable[[Any], str]) -> ModelName:
     name = ModelName(match[1] + match[3] if match else text)
     name.login = match[2] if match else ""
     if name.startswith("openai:") and "?" in name.partition("#")[0]:
-        raise ValueError("the URL of a server has no query; a key is given by --model-key FILE")
+        raise ValueError(
+            "the URL of a server must not have a query; give an API key by --model-key FILE"
+        )
     return name
 
 
@@ -256,11 +262,11 @@ Split = Annotated[Literal["auto"] | float, _parsed(parse_split, Literal["auto"] 
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 # Limit on the tokens drafted for a row.
 _Drafts = Literal["auto", "off"] | int
-_NO_DRAFTS = f"drafts nothing: write auto, off or tokens, 1 to {MOST_DRAFTS}"
+_NO_DRAFTS = f"is not a draft limit: write auto, off or 1 to {MOST_DRAFTS} tokens"
 Drafts = Annotated[_Drafts, _word_or_tokens(_Drafts, ("auto", "off"), _NO_DRAFTS, most=MOST_DRAFTS)]
 # Whether a model thinks, or a limit on the tokens of its thought.
 _Thinking = Literal["auto", "on", "off"] | int
-_NO_THINKING = "is no thinking: write auto, on, off or tokens"
+_NO_THINKING = "is not a thinking mode: write auto, on, off or a number of tokens"
 Thinking = Annotated[
     _Thinking, _word_or_tokens(_Thinking, ("auto", "on", "off"), _NO_THINKING, least=0)
 ]
@@ -269,7 +275,7 @@ CloseMessage = Annotated[str, _parsed(parse_close_message, str)]
 _Cut = Literal["auto", "whole", "paragraphs", "sentences", "markers"]
 _CUTS = get_args(_Cut)
 _ThoughtSteps = _Cut | int
-_NO_STEPS = f"cuts no thoughts: write {', '.join(_CUTS)} or tokens"
+_NO_STEPS = f"is not a way to cut thoughts: write {', '.join(_CUTS)} or a number of tokens"
 ThoughtSteps = Annotated[_ThoughtSteps, _word_or_tokens(_ThoughtSteps, _CUTS, _NO_STEPS)]
 # Seconds, from a text such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]

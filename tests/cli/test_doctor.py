@@ -19,7 +19,7 @@ def test_products_of_this_machine(monkeypatch):
     found = matmul_libraries()
     assert found["bfloat16"].endswith("(amx_bf16)")
     assert "(" not in found["float32"]
-    assert found["int8"].startswith("turned back into floating point")
+    assert found["int8"].startswith("dequantised")
     assert found["least_rows"] == 8
 
 

@@ -101,7 +101,7 @@ def test_a_right_answer_under_an_unknown_name_is_found_out_before_the_first_prob
     assert not fake.calls
     assert cli("eval", file, "--answer-field", "target", "--json").json["accuracy"] == 1.0
     unjudged = cli("eval", file, "--answer-field", "none")
-    assert "none judged: the problems name no right answers" in unjudged.out
+    assert "not judged: the problems have no right answers" in unjudged.out
 
 
 def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_path):
@@ -118,8 +118,8 @@ def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_pat
     outcome = cli(*words, "--out", tmp_path / "out")
     assert outcome.code == 130
     assert "2 of 3 problems finished, accuracy so far 50.0% (95 %: 9.5% to 90.5%)" in outcome.err
-    assert "run the same command again to resume" in outcome.err
-    assert "with --out DIR they would have been kept" in cli(*words).err
+    assert "Run the same command again to resume" in outcome.err
+    assert "They are lost; --out DIR keeps results" in cli(*words).err
 
 
 def test_warnings_reach_the_summary(cli, fake, dataset):

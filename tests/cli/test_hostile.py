@@ -76,7 +76,7 @@ def test_pages_that_cannot_be_written_do_not_end_an_eval(cli, fake, dataset, tmp
     assert "100.0%" in found.out
     assert len((out / "results.jsonl").read_text().splitlines()) == 3
     assert found.code == 2
-    assert "trees: cannot be made" in found.err
+    assert "trees: cannot create the folder" in found.err
 
 
 def test_results_that_are_no_file(cli, fake, dataset, tmp_path):
@@ -114,7 +114,7 @@ def failing(fake):
 def test_a_search_that_failed_prints_no_answer_but_what_was_finished(cli, failing):
     found = cli("solve", "6*7?")
     assert (found.code, found.out) == (1, "")
-    assert "the search failed with 2 candidates finished; they state: 111 (1), 7 (1)" in found.err
+    assert "failed after 2 candidates had finished; their answers: 111 (1), 7 (1)" in found.err
     assert "exhausted" in found.err
     found = cli("solve", "6*7?", "--json")
     assert (found.code, found.json["partial"]) == (1, True)
@@ -128,7 +128,7 @@ def test_whatever_is_raised_ends_as_one_line(cli, fake, kind):
     outcome = cli("solve", "p")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.splitlines()[-1] == (
-        f"beamwright: internal error: {kind.__name__}: two lines (--debug shows where)"
+        f"beamwright: internal error: {kind.__name__}: two lines. Use --debug for the traceback"
     )
     assert "Traceback" not in outcome.err
     assert "Traceback" in cli("solve", "p", "--debug").err

@@ -84,7 +84,7 @@ def test_the_answer_is_true_and_its_advice_helps(cli):
     assert cli(*words, "128", option, value).json["fits"]
     other = cli(*words, "2048", "--weights", "int4", "--kv-memory", "1GiB").json
     assert other["advice"].startswith(
-        f"about --n {other['max_beams_in_gpu']}, or --schedule locality"
+        f"use about --n {other['max_beams_in_gpu']}, or use --schedule locality"
     )
 
 

@@ -66,12 +66,12 @@ def test_without_it_they_are_unknown(cli, fake, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1 / 0", "it raised ZeroDivisionError"),
-        ("raise BaseException('all of it')", "it raised BaseException: all of it"),
-        ("raise GeneratorExit", "it raised GeneratorExit"),
-        ("import sys; sys.exit(7)", "it raised SystemExit: 7"),
+        ("1 / 0", "the file raised ZeroDivisionError"),
+        ("raise BaseException('all of it')", "the file raised BaseException: all of it"),
+        ("raise GeneratorExit", "the file raised GeneratorExit"),
+        ("import sys; sys.exit(7)", "the file raised SystemExit: 7"),
         (PLUGIN.replace('"mine"', '"beam"'), "--search beam is declared twice"),
-        (PLUGIN.replace("zeal", "width"), "--width is a setting of its own"),
+        (PLUGIN.replace("zeal", "width"), "--width is a setting; rename it"),
     ],
 )
 def test_mistakes_are_one_line(cli, plugin, text, words):
@@ -93,7 +93,7 @@ def test_verifiers_of_a_plugin_run(cli, plugin):
     assert cli("plan", *sizes, "--verifier", "even").code == 0
     for words, complaint in (
         (["--verifier", "evn"], "no such folder; known: even, brief, none, "),
-        (["--brevity", "2"], "--brevity is no option of --verifier bundled; it goes with brief"),
+        (["--brevity", "2"], "not an option of --verifier bundled. It belongs to brief"),
     ):
         outcome = cli("solve", "6*7?", "--plugin", plugin, *words)
         assert (outcome.code, complaint in outcome.complaint) == (2, True), outcome.err

@@ -32,7 +32,7 @@ def test_what_a_model_is_called(model, there, name):
 def test_keys_have_to_be_there(tmp_path):
     empty = tmp_path / "keys"
     empty.write_text("# none\n\n")
-    for file, said in ((empty, "there is no key in it"), (tmp_path / "no", "No such file")):
+    for file, said in ((empty, "contains no key"), (tmp_path / "no", "No such file")):
         done = run("--api-keys", file)
         assert done.returncode == 2
         assert said in done.stderr

@@ -30,7 +30,7 @@ def test_a_model_of_ones_own_votes_and_one_line_says_how_to_score(cli, fake, gen
     assert outcome.json["answer"] == "42"
     assert (fake.settings.search.search, fake.settings.model.verifier) == ("majority", "none")
     (said,) = [line for line in outcome.err.splitlines() if "majority" in line]
-    assert "without a verifier: majority vote of 16 paths" in said
+    assert "runs without a verifier: the answer is a majority vote of 16 paths" in said
     assert "--verifier PATH" in said
 
 

@@ -88,7 +88,7 @@ def test_what_was_changed_is_found(cli, answer, what, number, changes):
 def test_the_tree_of_a_choice_that_is_gone_is_grown_again(cli, answer):
     gone = {"receipt.settings.choose": "pairwise", "receipt.settings.compare_budget": 3}
     assert report(cli, answer(gone, answer="80"))["equal"] == 1
-    assert cli("verify", answer(answer="80")).out.startswith("parts 0: ")
+    assert cli("verify", answer(answer="80")).out.startswith("differs 0: ")
 
 
 def test_a_changed_file_of_a_model_is_named(cli, tmp_path, answer):
@@ -101,7 +101,7 @@ def test_a_changed_file_of_a_model_is_named(cli, tmp_path, answer):
     weights.write_bytes(content)
     found = cli("verify", answer(), "--model", folder)
     assert found.code == 2
-    assert "the generator here is another, by model.safetensors" in found.complaint
+    assert "the generator here differs in model.safetensors" in found.complaint
 
 
 def test_versions_that_differ_are_told_and_nothing_is_required_then(cli, answer):
@@ -129,7 +129,7 @@ def test_what_a_receipt_would_have_read_is_read_once_its_reader_says_so(cli, tmp
     written = json.loads((BUNDLED / "generator" / "tokenizer_config.json").read_text())
     template.write_text(written["chat_template"])
     file = answer({"receipt.settings.chat_template": str(template)})
-    assert "add --chat-template" in cli("verify", file).complaint
+    assert "Add --chat-template" in cli("verify", file).complaint
     assert report(cli, file, "--chat-template", template)["equal"] == 1
     template.write_bytes(b"\xff{")
     assert "not a template" in cli("verify", file, "--chat-template", template).complaint
@@ -167,7 +167,7 @@ def test_a_checkpoint_says_which_token_is_another(cli, checkpoint):
     digest = hashlib.sha256(json.dumps(content["search"], separators=(",", ":")).encode())
     content["sha256"] = digest.hexdigest()
     checkpoint.write_text(json.dumps(content))
-    assert "receipt is of another tree" in cli("verify", checkpoint).complaint
+    assert "receipt does not match the tree" in cli("verify", checkpoint).complaint
     tree = read_checkpoint(checkpoint).tree
     receipt = content["ended"]["receipt"]
     receipt.update(rounds=round_digests(tree), tree_hash=tree_hash(tree))
@@ -195,7 +195,7 @@ def test_a_folder_of_an_evaluation(cli, tmp_path):
     assert report(cli, out / "results.jsonl", "--limit", "2")["checked"] == 2
     found = cli("verify", out, "--problem", "test/0001")
     assert found.out.startswith("equal test/0001: ")
-    assert "holds no problem 'x'" in cli("verify", out, "--problem", "x").complaint
+    assert "contains no problem 'x'" in cli("verify", out, "--problem", "x").complaint
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     lines[0]["receipt"]["settings"]["seed"] = 9
     lines[1]["receipt"]["unrepeatable"] = "--deadline 1s had passed"

@@ -59,4 +59,4 @@ def test_without_the_extra_it_says_what_to_install(cli, page, monkeypatch, missi
     monkeypatch.setitem(sys.modules, missing, None)
     outcome = cli("view", page, "--no-browser")
     assert outcome.code == 2
-    assert f"needs {missing} (pip install 'beamwright[serve]')" in outcome.err
+    assert f"needs the package {missing}. Run pip install 'beamwright[serve]'" in outcome.err

@@ -167,14 +167,14 @@ def test_scores_of_given_steps_are_those_of_one_process(make, generator_folder, 
     handles = [far.submit_score(PROBLEM, paths, aggregate="mean", deadline="60s") for _ in "ab"]
     assert [handle.result(60).candidates for handle in handles] == [expected, expected]
     assert {replica for replica, _ in serving.sent} == {"a", "b"}
-    with pytest.raises(InputError, match="path 0: a path is a list of steps"):
+    with pytest.raises(InputError, match="path 0: must be a list of at least one step"):
         far.submit_score(PROBLEM, [[]])
     with pytest.raises(ProblemTooLongError, match=r"path 0.* tokens long"):
         far.submit_score(PROBLEM, [["two"] * 1025]).result(60)
     with pytest.raises(InputError, match="aggregate"):
         far.submit_score(PROBLEM, paths, aggregate="most")
     far, _ = make()
-    with pytest.raises(InputError, match="--verifier logprob: reads what the generator drew"):
+    with pytest.raises(InputError, match="--verifier logprob scores only sampled tokens"):
         far.submit_score(PROBLEM, paths).result(60)
 
 
@@ -243,7 +243,7 @@ def test_errors_are_those_of_one_process(make, alone):
     for solver in (far, alone):
         with pytest.raises(ProblemTooLongError):
             solver.submit("word " * 500).result()
-    with pytest.raises(InputError, match="is one text"):
+    with pytest.raises(InputError, match="must be a text"):
         far.submit(3)
 
 

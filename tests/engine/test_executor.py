@@ -215,17 +215,17 @@ def test_several_verifiers_divide_the_kv(make_pair, expected, quarter):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"verifier": "logprob"}, "does nothing with --verifier logprob, which has no model"),
+        ({"verifier": "logprob"}, "has no effect with --verifier logprob, which has no model"),
         ({"verifier": lambda nodes: [0.5 for _ in nodes]}, "which has no model"),
-        ({"executor": "plain"}, "does nothing with --executor plain"),
-        ({"decoder": "transformers"}, "transformers' modules, which one thread at a time may call"),
+        ({"executor": "plain"}, "has no effect with --executor plain"),
+        ({"decoder": "transformers"}, "transformers' modules in one thread only"),
     ],
 )
 def test_who_cannot_be_several_says_so(make_solver, verifier_folder, options, said):
     given = {"verifier": str(verifier_folder), "executor": "auto", **options}
     with pytest.raises(InputError, match=said) as caught:
         make_solver(verifiers=2, **given)
-    assert str(caught.value).startswith("--verifiers 2: ")
+    assert str(caught.value).startswith("--verifiers 2 ")
     assert "\n" not in str(caught.value)
 
 

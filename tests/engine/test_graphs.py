@@ -148,7 +148,7 @@ def test_a_solution_says_that_its_steps_could_not_be_captured(make_solver, cuda,
     )
     found = make_solver(**options).solve(PROBLEM)
     assert found.tree_hash == plain.tree_hash
-    said = "graphs: failed: operation not permitted when stream is capturing; steps run as plain "
+    said = "CUDA graphs failed: operation not permitted when stream is capturing; steps run as "
     assert any(line.startswith(said) for line in found.to_json()["warnings"])
 
 

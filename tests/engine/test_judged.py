@@ -148,7 +148,7 @@ def test_what_a_path_is_worth_does_not_depend_on_how_often_the_verifier_is_asked
 
 
 def test_what_it_would_not_do_is_refused_in_a_line(make_solver):
-    with pytest.raises(InputError, match=r"^--verify-every 2: does nothing with --verifier none$"):
+    with pytest.raises(InputError, match=r"^--verify-every 2 has no effect with --verifier none$"):
         make_solver(verify_every=2, verifier="none", search="majority")
     solver = make_solver(verifier=lambda problem, steps: float(len(steps)), **SMALL)
     assert [c.score for c in solver.solve(PROBLEM, verify_every=2).candidates] == [6.0] * 8

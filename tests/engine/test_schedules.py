@@ -42,10 +42,10 @@ def test_a_declared_schedule_goes_by_its_name(make_solver, chunks):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"schedule": "locality", "chunk": 3}, "--chunk is no option of --schedule locality"),
+        ({"schedule": "locality", "chunk": 3}, "--chunk is not an option of --schedule locality"),
         ({"schedule": "chunks", "chunk": 0}, "schedule.chunk .--chunk.: "),
-        ({"schedule": "chunks", "chonk": 1}, "'schedule.chonk': did you mean chunk"),
-        ({"schedule": "chunk"}, "did you mean chunks"),
+        ({"schedule": "chunks", "chonk": 1}, "'schedule.chonk'. Did you mean chunk"),
+        ({"schedule": "chunk"}, "Did you mean chunks"),
     ],
 )
 def test_what_does_not_fit_is_one_line(chunks, options, words):

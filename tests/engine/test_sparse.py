@@ -161,7 +161,7 @@ def test_auto_is_settled_for_good_and_says_why(make_solver, tmp_path):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "s with all (in-gpu)"),
+        ({}, "s with all tokens (in-gpu)"),
         ({"select": "all"}, "--select"),
         ({"schedule": "locality"}, "--schedule locality"),
         ({"evict": "recompute"}, "--evict recompute"),

@@ -189,10 +189,10 @@ def test_a_model_that_marks_no_thoughts_cannot_be_made_to_think(thinking):
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("thinking", "some", "write auto, on, off or tokens"),
-        ("thinking", -1, "write auto, on, off or tokens"),
-        ("thought_steps", "words", "cuts no thoughts"),
-        ("close_message", "x" * 201, "at most 200 bytes"),
+        ("thinking", "some", "write auto, on, off or a number of tokens"),
+        ("thinking", -1, "write auto, on, off or a number of tokens"),
+        ("thought_steps", "words", "is not a way to cut thoughts"),
+        ("close_message", "x" * 201, "has 201 bytes, the limit is 200"),
         ("soft_close", 0, "soft"),
     ],
 )

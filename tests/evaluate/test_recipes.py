@@ -68,7 +68,9 @@ def test_a_setting_without_a_verifier_votes_and_says_so(write):
     assert all(run.note is None for run in read_recipe(path, {}).runs)  # as was asked for
     (run,) = read_recipe(write("model: {model: own}"), {"n": 8}).runs
     assert (run.settings.search.search, run.settings.model.verifier) == ("majority", "none")
-    assert "--model own without a verifier: majority vote of 8 paths" in run.note
+    assert (
+        "--model own runs without a verifier: the answer is a majority vote of 8 paths" in run.note
+    )
 
 
 def test_a_setting_that_needs_scores_is_refused_before_any_runs(write):

@@ -33,5 +33,5 @@ def test_subtrees_of_dvts_have_bins_of_their_own():
 
 def test_bins_are_refused_by_name_where_the_lab_is_not(monkeypatch):
     monkeypatch.delitem(FORESIGHTS, "bins")
-    with pytest.raises(InputError, match=r"^--foresight bins: comes with the lab: pip install"):
+    with pytest.raises(InputError, match=r"^--foresight bins: needs the lab. Run pip install"):
         made("beam", n=4, width=2)

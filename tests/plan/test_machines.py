@@ -54,7 +54,7 @@ def test_a_card_of_ones_own():
     assert (found.device_bandwidth, found.flops) == (360e9, 25.5e12)
     assert found.h2d_bandwidth == 31.5e9
     for wrong in ("12GB", "12GB,360GB/s", "12GB,fast,25TFLOPS", "12G,360GB/s,25", "1GB,1GB/s,nan"):
-        with pytest.raises(InputError, match=r"write custom:12GB,360GB/s,25TFLOPS$"):
+        with pytest.raises(InputError, match=r"expected a form like custom:12GB,360GB/s,25TFLOPS$"):
             machines.find_profile(f"custom:{wrong}")
 
 

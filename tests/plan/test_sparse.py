@@ -44,7 +44,7 @@ def test_a_long_path_that_outgrows_the_device_is_selected_from():
     assert found.method == "exact"
     assert "a path does not fit the device" in found.why
     assert chosen(budget=SMALL.kv_bytes_per_token * 400).method == "exact"
-    assert "no room" in chosen(budget=SMALL.kv_bytes_per_token * 200).why
+    assert "cannot hold" in chosen(budget=SMALL.kv_bytes_per_token * 200).why
 
 
 def test_a_verifier_has_to_hold_a_path_in_its_part():

@@ -117,6 +117,6 @@ def test_one_group_whatever_the_demand_or_ranges_of_at_most_max_batch(beams, nam
 
 def test_the_lab_s_baseline_is_refused_by_name_where_the_lab_is_not(monkeypatch):
     monkeypatch.delitem(SCHEDULES, "layerwise")
-    message = "^--schedule layerwise: comes with the lab: pip install -e lab$"
+    message = "^--schedule layerwise: needs the lab. Run pip install -e lab$"
     with pytest.raises(InputError, match=message):
         make_schedule(ScheduleSettings(schedule="layerwise"))

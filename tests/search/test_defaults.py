@@ -10,7 +10,7 @@ from tables import beside
 
 CASES = beside(__file__)
 
-WAYS = ("--verifier PATH", "judge:PATH", "likelihood:PATH", "logprob", "docs/guides/verifiers.md")
+WAYS = ("--verifier PATH", "docs/guides/verifiers.md")
 
 
 def names(**options):
@@ -44,7 +44,9 @@ def test_what_cannot_do_without_scores_says_where_to_get_them(search, model):
 
 def test_only_a_vote_by_default_is_worth_a_line():
     note = vote_note(Settings.build(model="own", n=8))
-    assert note.startswith("--model own without a verifier: majority vote of 8 paths")
+    assert note.startswith(
+        "--model own runs without a verifier: the answer is a majority vote of 8 paths"
+    )
     assert all(way in note for way in WAYS)
     for options in (
         {},

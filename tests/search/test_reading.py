@@ -124,6 +124,6 @@ def test_a_vote_of_a_plugins_kind_ends_the_search(plugin):
 
 
 def test_an_unknown_name_is_one_line():
-    with pytest.raises(InputError, match="--answers 'maths': did you mean math"):
+    with pytest.raises(InputError, match=r"--answers 'maths' is unknown\. Did you mean math"):
         Solver(answers="maths", **SMALL)
     assert isinstance(make_answers("math", {}), Mathematics)

@@ -164,7 +164,7 @@ def test_what_is_wrong_is_a_line(queue):
     results = talk(lambda: queue, conversation)
     assert all(result.is_error for result in results)
     lines = [result.content[0].text for result in results]
-    for said, line in zip([*wrong, "sovle: no such tool"], lines, strict=True):
+    for said, line in zip([*wrong, "unknown tool sovle"], lines, strict=True):
         assert said in line
         assert "\n" not in line
 

@@ -41,7 +41,7 @@ def test_a_problem_has_the_tree_of_a_solver_with_its_options(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [*CASES["refused"], ({"strategy": Curious}, "reads entropy of every token")],
+    [*CASES["refused"], ({"strategy": Curious}, "needs entropy of every token")],
     ids=str,
 )
 def test_a_bad_option_is_one_line_and_costs_nothing(make_solver, options, words):
@@ -226,7 +226,7 @@ class PrunesAll:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"strategy": PrunesAll()}, "ends the search without a candidate"),
+        ({"strategy": PrunesAll()}, "ended the search without a candidate"),
         ({"stop": [lambda tree: True]}, "it returned bool, not a reason"),
     ],
 )

@@ -47,7 +47,7 @@ def test_scores_are_those_of_a_search_that_wrote_the_same_steps(bundled):
     assert found.tokens.generated == found.tokens.generator_prefilled == 0
     together, apart = found.tokens, [each.tokens.verifier_prefilled for each in alone]
     assert max(apart) <= together.verifier_prefilled < sum(apart), "what paths share is read once"
-    assert found.receipt["unrepeatable"] == "its steps were given, and none was drawn"
+    assert found.receipt["unrepeatable"] == "its steps were given, not sampled"
     assert found.goodput_tok_s is None
     assert found.answer == drawn.answer
 
@@ -207,11 +207,11 @@ class Ids(Drawn):
 @pytest.mark.parametrize(
     ("verifier", "words"),
     [
-        ("logprob", "--verifier logprob: reads what the generator drew"),
-        ("deepconf:8", "--verifier deepconf:8: reads what the generator drew"),
-        ("none", "--verifier none: there is nothing that scores steps"),
-        (Drawn(), "verifier Drawn: reads what the generator drew"),
-        (Ids(), "reads what the generator drew"),
+        ("logprob", "--verifier logprob scores only sampled tokens"),
+        ("deepconf:8", "--verifier deepconf:8 scores only sampled tokens"),
+        ("none", "--verifier none scores no steps"),
+        (Drawn(), "verifier Drawn scores only sampled tokens"),
+        (Ids(), "scores only sampled tokens"),
     ],
 )
 def test_a_verifier_says_that_it_reads_what_was_drawn(make_solver, verifier, words):

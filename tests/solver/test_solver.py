@@ -255,7 +255,7 @@ def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
     expected = solver.solve("1+1").tree_hash
     stream = solver.solve_many(PROBLEMS, in_flight=2)
     next(stream)
-    with pytest.raises(InputError, match="in the middle of a search"):
+    with pytest.raises(InputError, match="is running a search"):
         solver.solve("1+1")
     stream.close()
     assert_nothing_allocated(solver)

@@ -97,5 +97,5 @@ def test_zeros_are_no_singular_system(reading):
 def test_readings_of_the_lab_are_refused_by_name_where_it_is_not(monkeypatch):
     method_of.cache_clear()
     monkeypatch.delitem(METHODS, "asyncspade-ridge")
-    with pytest.raises(InputError, match=r"^--sparse asyncspade-ridge: comes with the lab: pip"):
+    with pytest.raises(InputError, match=r"^--sparse asyncspade-ridge: needs the lab. Run pip"):
         method_of("asyncspade-ridge,pack=2")

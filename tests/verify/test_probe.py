@@ -133,6 +133,6 @@ def test_a_generator_elsewhere_gives_no_hidden_states(head, tmp_path, capsys):
 
 
 def test_given_steps_have_no_hidden_states(head):
-    line = pytest.raises(InputError, match="what the generator drew")
+    line = pytest.raises(InputError, match="only sampled tokens")
     with Solver(model="bundled", verifier=f"probe:{head}") as solver, line:
         solver.score(PROBLEM, ["June: Paul 106-41=65."])

@@ -184,8 +184,8 @@ def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
         found = {key: row for key, row in known.items() if name in (key, key.split("/")[0])}
         if not found:
             listed = dict.fromkeys([*(key.partition("/")[0] for key in known), *known])
-            hint = f"{did_you_mean(name, listed)}known: {', '.join(listed)}"
-            raise InputError(f"--schedules {name}: no such schedule; {hint}")
+            hint = f"{did_you_mean(name, listed)}Known: {', '.join(listed)}"
+            raise InputError(f"--schedules {name}: no such schedule. {hint}")
         chosen |= found
     rows = {row.settings.schedule: schedule_row(row.settings) for row in chosen.values()}
     own = dict(zip(rows, declared_values(SCHEDULES, [*rows.values()], given), strict=True))

@@ -39,9 +39,9 @@ def named_engines(names: str | None) -> tuple[str, ...] | None:
     for name in found:
         if name not in ENGINES:
             hint = (
-                f"{did_you_mean(name, dict.fromkeys(ENGINES))}known: {', '.join(ENGINES)}, or none"
+                f"{did_you_mean(name, dict.fromkeys(ENGINES))}Known: {', '.join(ENGINES)}, or none"
             )
-            raise InputError(f"--engines {names}: no engine {name!r}; {hint}")
+            raise InputError(f"--engines {names}: no engine {name!r}. {hint}")
     return found
 
 

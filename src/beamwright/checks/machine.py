@@ -44,7 +44,7 @@ def inspect_machine() -> dict[str, Any]:
     with small.in_use():
         checks = run_selftest()
     # Advice if the default attention on this CPU depends on the batch (docs/concepts/sameness.md).
-    hint = "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
+    hint = "--attention tree is not exact on this CPU; --attention dense is exact but reads more KV"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "torch": torch.__version__,
@@ -67,7 +67,7 @@ def inspect_machine() -> dict[str, Any]:
     }
 
 
-_TURNED_BACK = "turned back into floating point"
+_TURNED_BACK = "dequantised"
 
 
 def matmul_libraries() -> dict[str, Any]:

@@ -28,24 +28,32 @@ _Row = tuple[str, str, str]
 # Built-in subcommands by name: module in this package, function and summary.
 _COMMANDS = MappingProxyType[str, tuple[str, str, str]](
     {
-        "demo": ("demo", "demo", "Solve the bundled problem by search, and by a vote."),
+        "demo": ("demo", "demo", "Solve one bundled problem by search and by a vote."),
         "solve": ("solve", "solve", "Solve one problem by verifier-guided tree search."),
         "eval": ("eval", "evaluate", "Solve a set of problems and report the accuracy."),
-        "verify": ("verify", "verify", "Grow answers' trees again from receipts, and compare."),
-        "report": ("pages", "report", "Make one page of evaluations: accuracy, tokens, seconds."),
+        "verify": (
+            "verify",
+            "verify",
+            "Repeat searches from their receipts and compare the trees.",
+        ),
+        "report": (
+            "pages",
+            "report",
+            "Write one page about evaluations: accuracy, tokens, seconds.",
+        ),
         "view": ("pages", "view", "Open saved searches in the browser: replay, compare, export."),
-        "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page, and metrics."),
-        "mcp": ("mcp", "mcp", "Serve one tool, solve, to agents (Model Context Protocol)."),
+        "serve": ("serve", "serve", "Serve an OpenAI-compatible API, a live page and metrics."),
+        "mcp": ("mcp", "mcp", "Serve the tool `solve` to agents (Model Context Protocol)."),
         "plan": ("plan", "plan", "Estimate memory and time of a search. Loads no model."),
-        "doctor": ("doctor", "doctor", "Check this machine, a checkpoint, or a verifier."),
+        "doctor": ("doctor", "doctor", "Check this machine, a checkpoint or a verifier."),
     }
 )
 
 # Summaries of the commands that exist if the lab package is installed.
 _LAB = MappingProxyType(
     {
-        "probe": "Train a verifier inside the generator, from finished runs.",
-        "simulate": "Simulate a search under several schedules, and on serving engines. "
+        "probe": "Train a verifier on the generator's hidden states, from finished runs.",
+        "simulate": "Simulate a search under several schedules and on serving engines. "
         "Loads no model.",
     }
 )
@@ -170,9 +178,9 @@ def _hint(error: Exception) -> str:
 
     value = " ".join(str(getattr(error, "format_message", str)()).split("'")[1:4:2])
     if value in removed_options():
-        return f"{value}: {removed_options()[value]}"
+        return f"unknown value {value}. {removed_options()[value]}"
     is_missing = any(f"No such command '{name}'." in str(error) for name in _LAB)
-    return f"{error} It is the lab's: pip install -e lab" if is_missing else ""
+    return f"{error} It needs the lab: pip install -e lab" if is_missing else ""
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ ANSWER = "113"
 def demo(
     invocation: Invocation, seed: int = option(1, "Seed of every random draw.", "N", min=0)
 ) -> None:
-    """Solve one problem by search, shown live, and by a vote of 16 samples of the same model."""
+    """Solve one problem by live search, and by a majority vote of 16 samples of the same model."""
     # The problem was chosen with float32: in bfloat16, a GPU's default, the outcome may differ.
     settings = Settings.build(n=16, width=4, seed=seed, **{"dtype": "float32", **invocation.given})
     console = Console() if sys.stdout.isatty() and not invocation.as_json else None

@@ -30,15 +30,15 @@ def doctor(
         False, "Compare logits with transformers (needs --model).", flag="--parity"
     ),
     probe: bool = option(
-        False, "Measure this machine's rates, for plan --gpu measured.", flag="--probe"
+        False, "Measure this machine's speed, for plan --gpu measured.", flag="--probe"
     ),
     show: bool = option(
         False,
-        "How --verifier reads a sample: its tokens, and where steps are scored.",
+        "Show a sample as --verifier reads it: tokens, and where steps are scored.",
         flag="--show",
     ),
 ) -> None:
-    """Check this machine, or a checkpoint (--model), or a verifier's format (--verifier --show)."""
+    """Check this machine, a checkpoint (--model), or a verifier's format (--verifier --show)."""
     _check_together(invocation, parity=parity, probe=probe, show=show)
     if show:
         with quiet_stdout():
@@ -75,11 +75,11 @@ def _check_together(invocation: Invocation, *, parity: bool, probe: bool, show: 
     if show and "--verifier" not in given:
         raise InputError("--show needs --verifier")
     if show and len(given) > 1:
-        raise InputError(f"{given[1]}: --show looks at --verifier only")
+        raise InputError(f"{given[1]} cannot be combined with --show, which reads only --verifier")
     if not show and "--model" not in given and given not in ([], ["--probe"]):
         raise InputError(f"{given[0]} needs --model{' or --show' * (given[0] == '--verifier')}")
     if probe and given != ["--probe"]:
-        raise InputError("--probe measures the machine: it goes without --model")
+        raise InputError("--probe measures the machine and cannot be combined with --model")
 
 
 def _inspect_model(invocation: Invocation, parity: bool) -> dict[str, Any]:

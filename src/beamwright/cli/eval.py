@@ -54,45 +54,44 @@ def evaluate(
     dataset: str | None = typer.Argument(
         None,
         metavar="DATASET",
-        help="bundled:test, bundled:dev; a JSONL, JSON, CSV or parquet file, or a folder of them "
-        "(FOLDER@SPLIT for one split); hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT "
-        "(default: the recipe's).",
+        help="bundled:test, bundled:dev, a JSONL, JSON, CSV or parquet file, a folder of them "
+        "(FOLDER@SPLIT for one split), hf:ORG/NAME or hf:ORG/NAME/CONFIG@SPLIT (default: the "
+        "recipe's).",
     ),
     recipe_file: Path | None = option(
-        None, "YAML file of settings, or of several (base, settings, grid).", "FILE", "--recipe"
+        None, "YAML file of one setting or several (base, settings, grid).", "FILE", "--recipe"
     ),
-    limit: int | None = option(None, "Only the first N problems.", "N"),
+    limit: int | None = option(None, "Solve only the first N problems.", "N"),
     out: Path | None = option(
         None,
-        "Write results here, and resume from here; several settings take a subfolder each.",
+        "Folder to write results to and to resume from; a subfolder per setting.",
         "DIR",
     ),
     in_flight: str = option(
         "auto",
-        "Problems solved at a time; the next begins as one ends (auto: as many as keep the device "
-        "busy).",
+        "Problems in flight (auto: as many as keep the device busy).",
         "N",
     ),
     trees: int | None = option(
         None,
-        "Write the trees of the first K problems as pages, as they are solved (with --out).",
+        "Write a page for the tree of each of the first K problems (needs --out).",
         "K",
         min=1,
     ),
     advise: bool = option(
         False,
-        f"Say what to use for these problems, from up to {MOST_PROBLEMS} of them: the search, a "
-        "choice by scores, or a vote, at equal tokens and equal seconds.",
+        f"Compare the search, a choice by scores and a vote on up to {MOST_PROBLEMS} problems, at "
+        "equal tokens and equal seconds.",
     ),
     paths: bool = option(
-        False, "Keep the tokens of each candidate in the results, for probe train.", flag="--paths"
+        False, "Store the tokens of all candidates (needs --out), for probe train.", flag="--paths"
     ),
     problem_field: str | None = option(
         None, f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).", "NAME"
     ),
     answer_field: str | None = option(
         None,
-        "Field of DATASET with the right answer; none to go without accuracy (default: "
+        "Field of DATASET with the right answer; none: report no accuracy (default: "
         f"{', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))}).",
         "NAME",
     ),
@@ -100,12 +99,12 @@ def evaluate(
     """Solve a set of problems and report the accuracy."""
     for flag, given in (("--trees", trees is not None), ("--paths", paths)):
         if given and out is None:
-            raise InputError(f"{flag} needs --out DIR to write to")
+            raise InputError(f"{flag} needs --out DIR")
     together, cluster = number_or_auto("--in-flight", in_flight, least=1), invocation.cluster
     recipe = read_recipe(recipe_file, invocation.given)
     dataset = dataset or recipe.dataset
     if dataset is None:
-        raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
+        raise InputError("no problem set is named. Give DATASET, such as bundled:test")
     limit = MOST_PROBLEMS if advise and limit is None else limit
     problem_set = load_problems(
         dataset, limit, problem_field=problem_field, answer_field=answer_field
@@ -180,9 +179,11 @@ class _Evaluation:
             InputError: for a recipe of several settings, or if no problem has a right answer.
         """
         if len(runs) != 1:
-            raise InputError(f"--advise: is about one setting, and the recipe has {len(runs)}")
+            raise InputError(f"--advise needs a recipe of one setting, this one has {len(runs)}")
         if all(problem.answer is None for problem in self.problem_set.problems):
-            raise InputError("--advise: the problems name no right answers to judge by")
+            raise InputError(
+                "--advise needs right answers, the problems have none. Set --answer-field."
+            )
         settings, found = runs[0].settings, dict[str, list[Record]]()
         asked = trials(settings)
         for name, each in asked.items():
@@ -260,7 +261,7 @@ def _write_tree(file: Path, solution: Solution) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{file.parent}: cannot be made ({error.strerror})") from error
+        raise InputError(f"{file.parent}: cannot create the folder ({error.strerror})") from error
     write_page(file, solution)
 
 
@@ -296,8 +297,8 @@ class _Tally:
             low, high = wilson_interval(share, judged)
             line += f", accuracy so far {share:.1%} (95 %: {low:.1%} to {high:.1%})"
         if out is None:
-            return f"{line}; with --out DIR they would have been kept"
-        return f"{line}; run the same command again to resume"
+            return f"{line}. They are lost; --out DIR keeps results."
+        return f"{line}. Run the same command again to resume."
 
 
 def _bar() -> Progress:
@@ -356,9 +357,9 @@ def _advised(said: Mapping[str, Any]) -> Iterator[Any]:
 
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     judged, errors = report["judged"], report["errors"]
-    none = "none judged: the problems name no right answers"
+    none = "not judged: the problems have no right answers"
     said = f"{report['problems']:,}, {f'{judged:,} judged' if judged else none}"
-    yield "problems", said + (f", {errors:,} could not be attempted (wrong)" if errors else "")
+    yield "problems", said + (f", {errors:,} failed (counted as wrong)" if errors else "")
     if report["accuracy_interval"] is not None:
         low, high = report["accuracy_interval"]
         yield "accuracy", f"{report['accuracy']:.1%}  (95 %: {low:.1%} to {high:.1%})"

@@ -160,7 +160,7 @@ def write_picture(solution: Solution, file: Path) -> None:
     )
     panel = _problem_panel(tree.root.problem_text or "(synthetic prompt)")
     stated = Text("Answer   ", "bold", no_wrap=True, overflow="ellipsis")
-    stated.append(one_line(solution.answer or "none stated"), "bold green")
+    stated.append(one_line(solution.answer or "no answer"), "bold green")
     spent = f"{solution.rounds} rounds | {stats.nodes:,} nodes | {stats.unique_tokens:,} tokens"
     below = [*filter(None, [draw_answers(tree)]), stated, Text(spent, "dim")]
     room = max(_PICTURE_LINES - len(console.render_lines(panel)) - len(below), 8)

@@ -42,9 +42,9 @@ _CPU_SOURCE = "two cores of a server CPU, measured once"
 
 GPU = option(
     None,
-    "Hardware profile; list shows them; measured, or cpu, is this machine's (doctor --probe); "
-    "custom:12GB,360GB/s,25TFLOPS is any card, by its memory, memory bandwidth and dense "
-    f"16-bit rate. Default: the CUDA device of this machine, else {DEFAULT_PROFILE}.",
+    "Hardware profile: list shows all; measured or cpu is this machine (doctor --probe); "
+    "custom:12GB,360GB/s,25TFLOPS is a card with this memory, memory bandwidth and dense "
+    f"16-bit rate (default: this machine's CUDA device, else {DEFAULT_PROFILE}).",
     "NAME",
 )
 
@@ -71,17 +71,17 @@ def find_machine(name: str | None) -> Machine:
     """
     if name is not None:
         return _known(find_profile(name))
-    instead = f"figures are for {DEFAULT_PROFILE}; --gpu list shows the others"
+    instead = f"figures are for {DEFAULT_PROFILE}. --gpu list shows other profiles."
     device = cuda_device()
     if device is None:
-        why = f"no --gpu, and no CUDA device here: {instead}"
+        why = f"no --gpu given and no CUDA device found: {instead}"
         return _known(find_profile(DEFAULT_PROFILE), why)
     device_name, memory_bytes = device
     card = card_of_device(device_name, memory_bytes)
     if card is None:
-        why = f"no --gpu, and no profile of this machine's {device_name}: {instead}"
+        why = f"no --gpu given and no profile of this machine's {device_name}: {instead}"
         return _known(find_profile(DEFAULT_PROFILE), why)
-    why = f"no --gpu: figures are for this machine's {device_name}, by its data sheet"
+    why = f"no --gpu given: figures are for this machine's {device_name}, by its data sheet"
     return _known(replace(card_profile(card), device_memory_bytes=memory_bytes), why)
 
 
@@ -103,7 +103,7 @@ def _source_of(name: str) -> str:
     if name in CARDS:
         return f"{CARDS[name].source}; {_SHEET}"
     if name == CUSTOM:
-        return "as given; its link is taken for PCIe 4.0 x16"
+        return "as given, with an assumed PCIe 4.0 x16 link"
     return _CPU_SOURCE if name in NAMED_PROFILES else "measured on this machine by doctor --probe"
 
 
@@ -117,15 +117,15 @@ def print_profiles(*, as_json: bool) -> None:
         print_json({"profiles": profiles})
         return
     columns = ("memory", "GB/s", "16-bit TFLOP/s", "link GB/s")
-    table = figures_table("--gpu", columns, f"Profiles ({_SHEET}, but for the CPU)")
+    table = figures_table("--gpu", columns, f"Profiles ({_SHEET}, except the CPU)")
     for name, profile in NAMED_PROFILES.items():
         rates = (profile.device_bandwidth / 1e9, profile.flops / 1e12, profile.h2d_bandwidth / 1e9)
         memory = format_bytes(profile.device_memory_bytes).replace(".0", "")
         add_row(table, name, memory, *map(short_number, rates))
     rest = (
-        f"{MEASURED}, or cpu: this machine's CPU, by `beamwright doctor --probe`",
+        f"{MEASURED} or cpu: this machine's CPU, as `beamwright doctor --probe` measured it",
         "custom:12GB,360GB/s,25TFLOPS: any card, by memory, GB/s and 16-bit TFLOP/s",
-        "of a card's link 82 % are reached; --json has the sources",
+        "estimates use 82 % of a card's link bandwidth; --json shows the sources",
     )
     Console().print(Group(table, *rest))
 
@@ -202,8 +202,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
         kept, scores = model.verifier_weights, _is_card(profile)
         verifier = sized(model.scorer, shape, kept, scores=scores, parts=count)
     elif (model.verifier_weights, settings.memory.split, count) != ("auto", "auto", 1):
-        needs = "need --verifier with a model of its own"
-        raise InputError(f"--verifier-weights, --split, --verifiers: {needs}")
+        needs = "need a --verifier that is a model"
+        raise InputError(f"--verifier-weights, --split and --verifiers {needs}")
     here = for_element_bytes(profile, element_bytes)
     return Models(generator, verifier, with_cuda_graphs(here) if _is_card(here) else here)
 
@@ -229,7 +229,7 @@ def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
     if asked.memory is not None:
         if asked.memory > device_bytes:
             has = f"{profile.name} has {format_bytes(device_bytes)}"
-            raise InputError(f"--memory {format_bytes(asked.memory)}: {has}")
+            raise InputError(f"--memory is {format_bytes(asked.memory)}, but {has}")
         limit = min(asked.memory, limit)
     asked = MemorySettings(memory=limit, kv_memory=asked.kv_memory, split=asked.split)
     try:

@@ -52,10 +52,13 @@ _ABOUT = (
 _GIVEN: dict[str, dict[str, Any]] = {
     "problem": {"type": "string", "minLength": 1, "description": "The whole problem."},
     "n": {"type": "integer", "minimum": 1, "description": "Candidates; a multiple of width."},
-    "width": {"type": "integer", "minimum": 1, "description": "Children of each that goes on."},
+    "width": {"type": "integer", "minimum": 1, "description": "Children per survivor."},
     "search": {"type": "string", "description": "The strategy, such as beam or majority."},
     "seed": {"type": "integer", "description": "Equal seeds give equal trees."},
-    "deadline_s": {"type": "number", "description": "Then the best so far is the answer."},
+    "deadline_s": {
+        "type": "number",
+        "description": "Limit on the search in seconds.",
+    },
 }
 # JSON schema of the tool's arguments. Arguments that a call omits keep the server's settings. The
 # queue checks the limits.
@@ -78,15 +81,15 @@ _RETURNED: dict[str, Any] = {
 @with_settings()
 def mcp(
     invocation: Invocation,
-    http: bool = option(False, f"Streamable HTTP at {_HOST} in the place of standard input."),
-    port: int = option(8001, "Port of --http; 0: any free one.", "PORT", min=0, max=65535),
+    http: bool = option(False, f"Use streamable HTTP at {_HOST} instead of standard input."),
+    port: int = option(8001, "Port of --http; 0: any free port.", "PORT", min=0, max=65535),
 ) -> None:
     """Serve one tool, `solve`, over the Model Context Protocol, on standard input and output.
 
     The MCP client starts this command. The models are loaded once, while the client connects.
     """
     if invocation.as_json and not http:
-        raise InputError("--json goes with --http: standard output is the protocol's")
+        raise InputError("--json needs --http: without it, standard output carries the protocol")
     with quiet_stdout():
         check_models(invocation.settings.model)
         with needs_extra("mcp", "mcp"):
@@ -123,7 +126,7 @@ def mcp(
         print_json({"url": url})
         sys.stdout.flush()
     else:
-        complain(f"MCP at {url}. Ctrl-C ends it.")
+        complain(f"MCP server at {url}. Stop with Ctrl-C.")
     run_app(server.streamable_http_app(), listening, "critical")
 
 
@@ -170,7 +173,7 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
     async def call(ctx: Context[Loading], params: CallToolRequestParams) -> CallToolResult:
         try:
             if params.name != tool.name:
-                raise InputError(f"{params.name}: no such tool; there is {tool.name}")
+                raise InputError(f"unknown tool {params.name}. The only tool is {tool.name}")
             result = _result_fields(await _solve(ctx, params.arguments or {}))
         except (ApiError, BeamwrightError) as error:
             line = one_line(str(error)).removeprefix("search.")
@@ -208,13 +211,13 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
     """
     options = dict(given)
     for name in options.keys() - _SCHEMA["properties"]:
-        raise InputError(f"{name:.40}: no such argument")
+        raise InputError(f"unknown argument {name:.40}")
     problem = options.pop("problem", None)
     if not isinstance(problem, str) or not problem.strip():
-        raise InputError("problem: is a text, and not an empty one")
+        raise InputError("problem: must be a text that is not empty")
     seconds = options.pop("deadline_s", None)
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
-        raise InputError("deadline_s: is a number of seconds")
+        raise InputError("deadline_s: must be a positive number of seconds")
     options["deadline"] = seconds
     # Shielded: a call that is cancelled while it waits must not stop the loading for other calls.
     queue: RequestQueue = await asyncio.shield(ctx.lifespan_context)
@@ -243,7 +246,7 @@ def _result_text(result: Mapping[str, Any]) -> str:
     votes = ", ".join(f"{one_line(each)} ({n})" for each, n in list(result["answers"].items())[:5])
     lines = [
         f"No answer was stated. {result['text']}" if answer is None else f"Answer: {answer}",
-        f"Score {'-' if score is None else f'{score:.3g}'}; candidates say {votes or 'nothing'}.",
+        f"Score {'-' if score is None else f'{score:.3g}'}; answers: {votes or 'none'}.",
         *(f"Warning: {warning}" for warning in result["warnings"]),
     ]
     return "\n".join(lines)

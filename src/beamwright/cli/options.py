@@ -44,9 +44,9 @@ _PANELS = {
     "sampling": "Sampling",
     "step": "Steps",
     "search": "Search",
-    "stop": "Stopping early, with the best so far",
+    "stop": "Stopping early (the best candidate so far is the answer)",
     "memory": "Memory",
-    "schedule": "Schedule (the tree stays the same, but for --speculation truncate)",
+    "schedule": "Schedule (only --speculation truncate changes the tree)",
     "sparse": "Sparse decoding (changes the tree)",
 }
 # Settings that `--help` shows; `--help-all` shows all.
@@ -76,23 +76,21 @@ def option(
 
 JSON = option(False, "Print exactly one JSON object on standard output.", flag="--json")
 DEBUG = option(False, "Show the traceback of an error.", flag="--debug")
-_RAY = (
-    "Engines on Ray's workers: local (processes of this machine), auto, or the address of a "
-    "cluster."
-)
+_RAY = "Ray cluster that runs the engines: local (processes on this machine), auto, or its address."
 _REPLICAS = (
-    "Engines, here where there is no --ray (default: auto, one per GPU, or per --replica-cores)."
+    "Number of engines, on this machine without --ray (default: auto, one per GPU or per "
+    "--replica-cores cores)."
 )
 _ENGINES: _Typed = {
     "ray": (str | None, option(None, _RAY, "ADDRESS")),
     "replicas": (str | None, option(None, _REPLICAS, "N")),
     "replica_cores": (
         int | None,
-        option(None, "Cores of each of these engines (default: 1).", "N", min=1),
+        option(None, "CPU cores per engine (default: 1).", "N", min=1),
     ),
 }
 _RECIPE: _Typed = {"recipe": (Path | None, option(None, "YAML file of settings.", "FILE"))}
-_PLUGIN = "Python file that declares a strategy, schedule or verifier; it is run."
+_PLUGIN = "Python file to run; it declares a strategy, schedule or verifier."
 _SHARED: _Typed = {
     "plugin": (list[Path] | None, option(None, _PLUGIN, "FILE.py")),  # loaded by `app`
     "as_json": (bool, JSON),
@@ -170,7 +168,9 @@ def with_settings(
             for name in names:
                 if names.count(name) > 1:  # a plugin's option has the name of another option
                     owners = ", ".join(row.place for row in rows_with_option(name))
-                    raise InputError(f"{owners}: {flag_of(name)} is an option of the command line")
+                    raise InputError(
+                        f"{owners}: {flag_of(name)} is a command-line option already; rename it"
+                    )
             wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
 
@@ -237,7 +237,7 @@ def _declared_field(name: str, rows: Sequence[TableRow]) -> tuple[FieldInfo, str
     for row in rows:
         if _plain_type(row.options[name].annotation) != _plain_type(first.annotation):
             places = f"{rows[0].place} and {row.place}"
-            raise InputError(f"{places} declare {flag_of(name)} with different types")
+            raise InputError(f"{places} declare {flag_of(name)} with different types; rename one")
         owners.setdefault(row.options[name].description or "", []).append(row.name)
     defaults = {row.name: row.options[name].default for row in rows}
     default: Any = first.default
@@ -317,17 +317,17 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
         for key, field in known.items()
     }
     if name in fields and option_extra(fields[name][1], "recipe_only"):
-        return f"it is a recipe's key, {fields[name][0]}: {{{name.replace('-', '_')}: ...}}"
+        return f"Set it in a recipe: {fields[name][0]}: {{{name.replace('-', '_')}: ...}}"
     known = dict.fromkeys(flag.removeprefix("--") for flag in offered if flag.startswith("--"))
     if name in fields and name not in known:
-        return "it is an option of other commands"
+        return "Only other commands have this option."
     also: dict[str, str] = read_yaml(Path(__file__).with_name("also.yaml"), "words")
     words = {key: [key, *also.get(key.replace("-", "_"), "").split()] for key in known}
     close = [key for key in known if name in words[key]]
     close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
     if not close:
         return did_you_mean(name, known).rstrip().replace("mean ", "mean --")
-    return f"did you mean {' or '.join(f'--{key}' for key in close)}?"
+    return f"Did you mean {' or '.join(f'--{key}' for key in close)}?"
 
 
 def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
@@ -335,7 +335,7 @@ def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
     if text in (None, "auto"):
         return None
     if not text.isdecimal() or int(text) < least:
-        raise InputError(f"{flag} {text}: give a number, or auto")
+        raise InputError(f"{flag} {text}: expected auto or a number of at least {least}")
     return int(text)
 
 

@@ -112,10 +112,10 @@ def guard(debug: bool) -> Iterator[None]:
             where = str(error.filename or "standard output")
             line = f"error: {where:.500}: {error.strerror or error!s:.500}"
         elif isinstance(error, MemoryError):
-            line = "error: out of memory (lower --n, --kv-memory or --host-memory)"
+            line = "error: out of memory. Lower --n, --kv-memory or --host-memory."
         else:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            line = f"internal error: {what} (--debug shows where)"
+            line = f"internal error: {what}. Use --debug for the traceback"
         if debug:
             traceback.print_exception(error, file=sys.stderr)
         complain(line)
@@ -156,5 +156,5 @@ def needs_extra(command: str, extra: str = "serve") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("beamwright"):
             raise
-        hint = f"(pip install 'beamwright[{extra}]')"
-        raise InputError(f"beamwright {command} needs {error.name} {hint}") from error
+        hint = f"Run pip install 'beamwright[{extra}]'"
+        raise InputError(f"beamwright {command} needs the package {error.name}. {hint}") from error

@@ -26,15 +26,17 @@ _HOST = "127.0.0.1"
 
 def report(
     folders: list[Path] = typer.Argument(
-        ..., metavar="DIR...", help="Folders of `eval --out`, or above them."
+        ..., metavar="DIR...", help="Folders of `eval --out`, or parents of such folders."
     ),
-    out: Path | None = option(None, "The page (default: report.html in the first DIR).", "FILE"),
+    out: Path | None = option(
+        None, "File of the page (default: report.html in the first DIR).", "FILE"
+    ),
     title: str = option("Evaluation", "Title of the page.", "TEXT"),
-    png: bool = option(True, "Also write a PNG per chart."),
+    png: bool = option(True, "Also write each chart as a PNG file."),
     as_json: bool = JSON,
     debug: bool = DEBUG,
 ) -> None:
-    """Make one page about evaluations: accuracy against n, tokens, seconds and KV memory."""
+    """Write one page about evaluations: accuracy against n, tokens, seconds and KV memory."""
     with guard(debug):
         from beamwright.evaluate.report import find_runs, write_report
 
@@ -59,11 +61,11 @@ def view(
     paths: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="What the page exported, a checkpoint, a page (--tree), or a folder of `eval --out` "
-        "with --trees.",
+        help="A search exported by the page, a checkpoint, a page (--tree), or a folder of "
+        "`eval --out --trees`.",
     ),
-    port: int = option(0, "Port on this machine; 0 for any free one.", "N", min=0, max=65535),
-    browser: bool = option(True, "Open the browser."),
+    port: int = option(0, "Port on this machine; 0: any free port.", "N", min=0, max=65535),
+    browser: bool = option(True, "Open the page in the browser."),
     as_json: bool = JSON,
     debug: bool = DEBUG,
 ) -> None:
@@ -91,7 +93,7 @@ def view(
                 print_json({"address": address, "runs": [_shown(run) for run in runs]})
             else:
                 typer.echo(address)
-                complain(f"{len(runs)} saved searches; Ctrl-C ends")
+                complain(f"showing {len(runs)} saved searches. Stop with Ctrl-C.")
             if browser and not as_json:
                 webbrowser.open(address)
             run_app(app, listener, "error")

@@ -61,13 +61,10 @@ _OPTIONS = (
     "select", "verifiers",
 )  # fmt: skip
 _MEANINGS = (
-    "in-gpu: all KV on the device. locality: group by group to the end of the step. tree: shared "
-    "KV once. loaded: GiB of KV from host memory."
+    "in-gpu: all KV stays on the device. locality: groups in turn, each to the end of its step. "
+    "tree: shared KV is stored once. loaded: GiB of KV from host memory."
 )
-_STATES = (
-    "MiB/row: states of recurrent layers, of each open row and each node that rows begin from, are "
-    "in KV."
-)
+_STATES = "MiB/row: states of recurrent layers. KV includes one for each row and each parent node."
 
 
 @with_settings(only=_OPTIONS, recipe=False)
@@ -76,7 +73,7 @@ def plan(
     prompt: int = option(128, "Length of the prompt.", "TOKENS", min=1),
     generate: int | None = option(
         None,
-        f"Tokens of each path after it (default: {_DEFAULT_GENERATE_TOKENS}, or the context).",
+        f"Tokens of a path after the prompt (default: {_DEFAULT_GENERATE_TOKENS}, or what fits).",
         "TOKENS",
         min=1,
     ),
@@ -171,7 +168,9 @@ def _sparse(
     """Return the method that `--sparse auto` would choose, with its reason."""
     costs, shape = models.generator.costs, models.generator.sizes.shape
     if shape.groups or shape.states or settings.model.kv_dtype != "auto":
-        return SparseChoice("off", "it knows neither windows nor states, nor KV in 8 bits")
+        return SparseChoice(
+            "off", "attention windows, recurrent states and 8-bit KV are not supported"
+        )
     plain = Roofline(costs, for_element_bytes(machine.profile, costs.element_bytes))
     known = Roofline(costs, models.profile), plain, cpu_profile(), budget
     return choose_sparse(workload, *known, settings.sparse.select, scorer)
@@ -221,10 +220,10 @@ def _advice(
         costs, budget = models.generator.costs, budgets.generator_kv_bytes
         beams = max_beams_in_gpu(workload, costs, budget, scorer)
         if beams >= workload.num_beams:
-            return f"{flag_of(name)} {value} makes it {beams:,}"
-    ways = [f"about --n {most}"] if most > 0 else []
-    ways += ["--schedule locality keeps the rest in host memory"] if has_tier else []
-    return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"
+            return f"{flag_of(name)} {value} allows {beams:,}"
+    ways = [f"use about --n {most}"] if most > 0 else []
+    ways += ["use --schedule locality, which keeps the rest in host memory"] if has_tier else []
+    return ", or ".join(ways) or "use shorter steps, a smaller --width or smaller models"
 
 
 def _memory_report(
@@ -284,7 +283,7 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
         *(answer, _total(report), _memory_table(report), ""),
         *(_schedule_table(report), _MEANINGS, _STATES if report["state_bytes"] else None, ""),
         "--sparse auto: {method} ({why})".format_map(report["sparse_auto"]),
-        f"{budgets}; {least} of KV hold any path (--kv-memory)",
+        f"{budgets}; any path fits in {least} of KV (--kv-memory)",
         machine.why,
         f"{machine.profile.name}: {machine.source}",
     ]
@@ -301,9 +300,9 @@ def _total(report: Mapping[str, Any]) -> str:
     if report["borderline"]:
         return (
             f"needs {least} to {most} of {limit} GiB: borderline "
-            "(searches differ; the largest go to host memory)"
+            "(searches differ; the largest need host memory)"
         )
-    rest = "a path alone does not fit"
+    rest = "even one path does not fit"
     if schedules["locality/tree"]["time_s"] is not None:
         rest = "locality keeps the rest in host memory (below)"
     return f"needs {least} of {limit} GiB: does not fit; {rest}"
@@ -332,7 +331,7 @@ def _memory_table(report: Mapping[str, Any]) -> Table:
                 f"{model['kv_bytes_per_token'] / 1024:g}",
                 *(f"{model['state_bytes'] / 1024**2:.5g}" for _ in states),
             )
-    add_row(table, "activations, of either", _gib(memory["activation_bytes"]))
+    add_row(table, "activations", _gib(memory["activation_bytes"]))
     if memory["copies_bytes"] > GIB / 100:
         add_row(table, "attention's working copies of KV", "", _gib(memory["copies_bytes"]))
     return table

@@ -26,32 +26,36 @@ if TYPE_CHECKING:
 @with_settings(cluster=True)
 def serve(
     invocation: Invocation,
-    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: any.", "ADDRESS"),
-    port: int = option(8000, "Port to listen at; 0: any free one.", "PORT", min=0, max=65535),
-    api_keys: Path | None = option(None, "A key per line; whoever has none is refused.", "FILE"),
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0: all addresses.", "ADDRESS"),
+    port: int = option(8000, "Port to listen at; 0: any free port.", "PORT", min=0, max=65535),
+    api_keys: Path | None = option(
+        None, "File with one API key per line; requests need a key.", "FILE"
+    ),
     name: str | None = option(
-        None, "What the model is called (default: its folder's name).", "NAME"
+        None, "Name of the served model (default: its folder's name).", "NAME"
     ),
     allow_host: list[str] | None = option(
-        None, "A name that clients use for this machine, too; repeat it.", "NAME"
+        None, "Further host name that clients may use; repeat the option for several.", "NAME"
     ),
-    max_requests: int = option(64, "Searches that run or wait at a time.", "N", min=1),
-    max_n: int = option(512, "Candidates of one search.", "N", min=1),
+    max_requests: int = option(64, "Limit on searches that run or wait.", "N", min=1),
+    max_n: int = option(512, "Limit on the candidates of a search.", "N", min=1),
     max_search_tokens: int = option(
-        1_000_000, "Tokens that one search may generate.", "TOKENS", min=1
+        1_000_000, "Limit on the tokens that a search generates.", "TOKENS", min=1
     ),
     max_seconds: float = option(
-        600.0, "Of one search; then the best so far is the answer.", "S", min=1
+        600.0, "Seconds until a search ends with its best candidate so far.", "S", min=1
     ),
-    drain: float = option(30.0, "Seconds that searches have to end after SIGTERM.", "S", min=0),
+    drain: float = option(
+        30.0, "Grace period for running searches after SIGTERM, in seconds.", "S", min=0
+    ),
     receipts: bool = option(
         True,
-        "Replies hold receipts: system prompt, models' places and the processor's name, too.",
+        "Add receipts to replies; they show system prompt, model paths and processor.",
         flag="--receipts/--no-receipts",
     ),
-    log_json: bool = option(False, "A line of JSON on standard error per request."),
+    log_json: bool = option(False, "Log each request as a line of JSON on standard error."),
 ) -> None:
-    """Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.
+    """Serve an OpenAI-compatible API, a live page of search trees, and metrics.
 
     Clients select a search by the model's name: NAME uses the settings given here, NAME:beam and so
     on use another strategy, and NAME:plain samples once. The server listens on this machine only,
@@ -77,7 +81,9 @@ def serve(
         _set_up_log(as_json=log_json)
         address, port = listening.getsockname()[:2]
         if not keys and address != "::1" and not address.startswith("127."):
-            complain(f"anybody who reaches {address}:{port} can use it: --api-keys FILE")
+            complain(
+                f"anyone who reaches {address}:{port} can use the server. Set --api-keys FILE."
+            )
         solver = _engine(invocation.settings, invocation.cluster)
         stack.callback(solver.close)
         name = name or _called(model, solver)
@@ -97,7 +103,7 @@ def serve(
             kv = f"; {format_bytes(held[0])} of KV" if held else ""
             if solver.roster is not None:
                 kv = f"; replicas: {solver.roster.wanted}{kv}"
-            complain(f"serving {name} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
+            complain(f"serving {name} at {url} (API: {url}/v1{kv}). Stop with Ctrl-C.")
 
         server = Server(Guard(make_app(queue), limits, hosts, keys), queue)
         started()
@@ -123,7 +129,7 @@ def _engine(settings: Settings, cluster: Cluster | None) -> Solver | ClusterSolv
         return Solver(settings)
     if settings.model.runs_elsewhere:
         spec = settings.model.model
-        raise InputError(f"--model {spec} runs elsewhere: it does not go with --replicas")
+        raise InputError(f"--model {spec} runs on a server, so --ray and --replicas have no effect")
     from beamwright.cluster.solver import ClusterSolver
 
     return ClusterSolver(cluster, settings)
@@ -136,7 +142,7 @@ def _read_keys(file: Path | None) -> list[str]:
     keys = [line.strip() for line in read_text(file, "--api-keys ").splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
-        raise InputError(f"--api-keys {file}: there is no key in it")
+        raise InputError(f"--api-keys {file}: contains no key")
     return keys
 
 

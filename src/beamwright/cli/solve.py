@@ -41,26 +41,28 @@ if TYPE_CHECKING:
 def solve(
     invocation: Invocation,
     problem: str | None = typer.Argument(
-        None, metavar="PROBLEM", help="The problem; - reads standard input."
+        None, metavar="PROBLEM", help="Text of the problem; - reads standard input."
     ),
     problem_file: str | None = option(None, "Read the problem from a file.", "FILE"),
     prompt_tokens: int | None = option(
-        None, "A synthetic prompt, to measure with.", "TOKENS", min=1
+        None, "Length of a synthetic prompt, for measurements.", "TOKENS", min=1
     ),
-    progress: bool | None = option(None, "Show rounds (default: live in a terminal)."),
+    progress: bool | None = option(None, "Show rounds (default: only in a terminal, live)."),
     trace: Path | None = option(None, "Write a timeline for Perfetto.", "FILE"),
     tree: Path | None = option(None, "Write the search tree as an HTML page.", "FILE"),
     record_tree: Path | None = option(None, "Write the tree's shape for `simulate`.", "FILE"),
-    picture: Path | None = option(None, "Write the terminal's tree as an SVG picture.", "FILE"),
-    checkpoint: Path | None = option(None, "Save the search here after every round.", "FILE"),
+    picture: Path | None = option(None, "Write the tree as an SVG picture.", "FILE"),
+    checkpoint: Path | None = option(
+        None, "Save the search to this file after every round.", "FILE"
+    ),
     resume: Path | None = option(
-        None, "Go on from a checkpoint with its settings; it is kept up to date.", "FILE"
+        None, "Continue a checkpoint with its settings, and keep it up to date.", "FILE"
     ),
 ) -> None:
     """Solve one problem by verifier-guided tree search."""
     _check_files(checkpoint, resume)
     if resume is not None and prompt_tokens is not None:
-        raise InputError("--prompt-tokens does not go with --resume: the checkpoint has the prompt")
+        raise InputError("--prompt-tokens has no effect with --resume, which has a prompt")
     text = None
     if resume is None or (problem, problem_file) != (None, None):
         text = _problem_text(problem, problem_file, prompt_tokens)
@@ -71,8 +73,8 @@ def solve(
     settings = _settled(invocation.settings, resume, measures=prompt_tokens is not None)
     if record_tree is not None and not strategy_row(settings.search).by_level:
         raise InputError(
-            f"--record-tree does not go with --search {settings.search.search}: "
-            "its rounds are not the tree's levels"
+            f"--record-tree does not support --search {settings.search.search}: "
+            "its rounds are not levels of the tree"
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     console = Console() if live else None
@@ -148,7 +150,7 @@ def _problem_text(
         InputError: if not exactly one source is given, or the problem is empty.
     """
     if (problem, problem_file, prompt_tokens).count(None) != 2:
-        raise InputError("give one of PROBLEM, --problem-file FILE and --prompt-tokens N")
+        raise InputError("give exactly one of PROBLEM, --problem-file and --prompt-tokens")
     if prompt_tokens is not None:
         return None
     text = problem
@@ -216,8 +218,8 @@ def print_solution(
         answers = Counter(each["answer"] for each in candidates if each["answer"] is not None)
         stated = ", ".join(f"{one_line(answer)} ({n})" for answer, n in answers.most_common(5))
         complain(
-            f"the search failed with {len(candidates)} candidates finished; "
-            f"they state: {stated or 'no answer'}"
+            f"the search failed after {len(candidates)} candidates had finished; "
+            f"their answers: {stated or 'none'}"
         )
         return
     elif console is not None:

@@ -84,21 +84,23 @@ def verify(
     run: Path = typer.Argument(
         ...,
         metavar="RUN",
-        help="What `solve --json` printed, a folder of `eval --out`, a reply of the server, or a "
-        "checkpoint of a search that has ended.",
+        help="Output of `solve --json`, a folder of `eval --out`, a server's reply, or the "
+        "checkpoint of an ended search.",
     ),
-    limit: int | None = option(None, "Of a folder: the first N answers.", "N", min=1),
-    problem: str | None = option(None, "Of a folder: the answer to this problem.", "ID"),
-    in_flight: str = option("auto", "Problems solved at a time.", "N"),
+    limit: int | None = option(None, "Check only the first N answers of a folder.", "N", min=1),
+    problem: str | None = option(None, "Check only the answer to this problem of a folder.", "ID"),
+    in_flight: str = option(
+        "auto", "Problems in flight (auto: as many as keep the device busy).", "N"
+    ),
 ) -> None:
     """Repeat searches from the receipts of their answers, and compare the trees.
 
-    The memory and the schedule may differ from the receipts.
+    Memory and schedule may differ from the receipts.
 
     Exit code: 0 if all trees are equal, 1 if one differs, 2 if no search can be repeated.
     """
     if invocation.given.get("speculation") == "truncate":
-        raise InputError("--speculation truncate: grows another tree each time")
+        raise InputError("--speculation truncate cannot be verified: the tree depends on time")
     together = number_or_auto("--in-flight", in_flight, least=1)
     out = sys.stdout
     with quiet_stdout():
@@ -109,7 +111,7 @@ def verify(
             if (why := claim.receipt.unrepeatable) is None:
                 claims.append(claim)
             else:
-                skipped.append(f"{claim.place}: cannot be derived again ({why})")
+                skipped.append(f"{claim.place}: cannot be repeated ({why})")
         if not claims:
             raise InputError(skipped[0])
         settings = _settings_of(claims, invocation.given)
@@ -148,7 +150,7 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
         yield from _of_folder(run, limit, problem)
         return
     if limit is not None or problem is not None:
-        raise InputError(f"{run}: --limit and --problem are for folders of `eval --out`")
+        raise InputError(f"{run}: --limit and --problem need a folder of `eval --out`")
     content = read_json_object(run, "JSON with a receipt")
     form, searches = str(content.get("format")), content.get("search")
     if form == "beamwright checkpoint":
@@ -162,21 +164,21 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
         for number, each in enumerate(several):
             place = str(run) if len(several) == 1 else f"{run}, search {number}"
             if not isinstance(each, dict):
-                raise InputError(f"{place}: not a reply of the server")
+                raise InputError(f"{place}: not a server's reply")
             yield _claim(place, each.get("receipt"), {**each, **_message(content)})
 
 
 def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Claim]:
     file = run / "results.jsonl" if run.is_dir() else run
     if not file.exists():
-        raise InputError(f"{file}: no such file; give a folder of `eval --out`")
+        raise InputError(f"{file}: no such file. Give a folder of `eval --out`.")
     records, _ = parse_records(file, read_file(file))
     if problem is not None and problem not in records:
-        raise InputError(f"{file}: holds no problem {problem!r}")
+        raise InputError(f"{file}: contains no problem {problem!r}")
     names = [name for name, record in records.items() if record.receipt is not None]
     names = names[:limit] if problem is None else [name for name in names if name == problem]
     if not names:
-        raise InputError(f"{file}: holds no answer with a receipt")
+        raise InputError(f"{file}: contains no answer with a receipt")
     for name in names:
         yield _claim(f"{file}, {name}", records[name].receipt, asdict(records[name]))
 
@@ -186,10 +188,10 @@ def _of_checkpoint(file: Path, content: Mapping[str, Any]) -> Claim:
 
     tree, ended = read_checkpoint(file).tree, content.get(ENDED)
     if not isinstance(ended, dict) or "receipt" not in ended:
-        raise InputError(f"{file}: its search has not ended; solve --resume goes on with it")
+        raise InputError(f"{file}: the search has not ended. Continue it with solve --resume.")
     found = _claim(str(file), ended["receipt"], {"answer": ended.get("answer")}, tree)
     if round_digests(tree) != [*found.receipt.rounds]:
-        raise InputError(f"{file}: its receipt is of another tree")
+        raise InputError(f"{file}: the receipt does not match the tree")
     return found
 
 
@@ -199,7 +201,7 @@ def _claim(
     from beamwright.saved.receipt import problem_from_json, read_receipt
 
     if receipt is None:
-        raise InputError(f"{place}: holds no receipt")
+        raise InputError(f"{place}: contains no receipt")
     read = read_receipt(receipt, place)
     several = said.get("candidates")
     stated = {name: said[name] for name in _SAID if name in said}
@@ -238,7 +240,7 @@ def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
     several = [_settings(claim, given) for claim in claims]
     for claim, settings in zip(claims, several, strict=True):
         if any(getattr(settings, name) != getattr(several[0], name) for name in SHARED):
-            raise InputError(f"{claim.place}: is of other models than {claims[0].place}")
+            raise InputError(f"{claim.place}: models or --sparse differ from {claims[0].place}")
     return several[0]
 
 
@@ -251,25 +253,25 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     kept = {name: value for name, value in saved.items() if name not in CODE_KEYS}
     for name, value in kept.items():
         if owners.get(name) not in (*DECISIVE_SECTIONS, "stop"):
-            raise InputError(f"{claim.place}: unknown option {name!r:.80} of a tree")
+            raise InputError(f"{claim.place}: unknown option {name!r:.80} in the receipt")
         # For safety, a receipt from elsewhere must not choose what is downloaded, or which local
         # file is read as a template: the user must name these.
         fetched = name in ("model", "verifier") and "hf:" in str(value)
         if name not in given and (fetched or (name == "chat_template" and "{" not in str(value))):
             flag = f"{flag_of(name)} {value}"
-            raise InputError(f"{claim.place}: to have it loaded, add {flag:.200}")
+            raise InputError(f"{claim.place}: a receipt may not load files. Add {flag:.200}")
     try:
         settings = Settings.build(**{**kept, **given})
         code = plugin_code(settings)
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
     if settings.model.runs_elsewhere:  # nor may it choose a server to which prompts are sent
-        elsewhere = f"--model {settings.model.model} draws its tokens elsewhere"
-        raise InputError(f"{claim.place}: cannot be derived again ({elsewhere})")
+        elsewhere = f"a server draws the tokens of --model {settings.model.model}"
+        raise InputError(f"{claim.place}: cannot be repeated ({elsewhere})")
     for name, named in CODE_KEYS.items():
         if code.get(name) != saved.get(name):
             was = f"--{named} {saved.get(named)}"
-            raise InputError(f"{claim.place}: the plugin of {was} has other code here")
+            raise InputError(f"{claim.place}: the plugin of {was} has different code here")
     return settings
 
 
@@ -289,8 +291,8 @@ def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]
         then = then if isinstance(then, dict) else {}
         names = [name for name in then | files if then.get(name) != files.get(name)]
         by = ", ".join(names) or "its sha256"
-        by += f"; it was revision {was['revision']}" if was.get("revision") else ""
-        raise InputError(f"{claim.place}: the {role} here is another, by {by}")
+        by += f"; the receipt has revision {was['revision']}" if was.get("revision") else ""
+        raise InputError(f"{claim.place}: the {role} here differs in {by}")
 
 
 def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
@@ -340,7 +342,7 @@ class _Report:
         found, line = self._difference(claim, solution)
         if found:
             self.parted.append({"problem_id": was.problem_id, **found})
-            return f"parts {was.problem_id}: {line}"
+            return f"differs {was.problem_id}: {line}"
         self.equal += 1
         answer = "" if solution.answer is None else f", answer {solution.answer}"
         return f"equal {was.problem_id}: tree {was.tree_hash[:_SHOWN]}{answer}"
@@ -349,11 +351,11 @@ class _Report:
         """Return the first difference as a report entry and as text; ({}, "") if all is equal."""
         was, now = claim.receipt, solution.receipt
         if was.prompt != now["prompt"]:
-            return {"what": "prompt"}, "the prompt has other tokens"
+            return {"what": "prompt"}, "the prompt's tokens differ"
         number = first_differing_round(was.rounds, now["rounds"])
         if number is None:
             if was.tree_hash != solution.tree_hash:
-                line = "all steps are equal; they were kept or pruned otherwise"
+                line = "all steps are equal, but other steps were pruned"
                 return {"what": "decisions"}, line
             content = {name: getattr(solution, name) for name in claim.said}
             if "candidates" in content:
@@ -372,8 +374,8 @@ class _Report:
         tokens = [self._token(token) for token in (parting.was, parting.now)]
         said_of = {
             "tokens": f"position {parting.position} was {tokens[0]}, is {tokens[1]}",
-            "stop": "it stops otherwise",
-            "steps": "one tree alone has it; scores chose otherwise the round before",
+            "stop": "the stop reason differs",
+            "steps": "only one tree has it; the round before selected other steps",
         }
         step = ".".join(map(str, parting.lineage))
         line = (
@@ -404,17 +406,17 @@ class _Report:
         others = [*differs, *(name for name, holds in also.items() if holds)]
         is_double = settings.dtype == "float64"
         if not self.exact and not self.recomputed:
-            return "exact is false on one side: trees may depend on who is computed beside whom"
+            return "equal trees are not required: on one side results depend on the batch"
         if not others or (is_double and {*others} <= {"attention", "processor", _RECOMPUTED}):
             return "equal trees are required: both sides are exact"
-        often = "hardly ever" if is_double else "now and then"
+        often = "very rarely" if is_double else "sometimes"
         named = ", ".join(others)
-        return f"equal trees are not required: {named} may change last bits, {often} a token"
+        return f"equal trees are not required: {named} may change last bits, and {often} a token"
 
     def summary(self) -> str:
         """Return all results as one line."""
         changed = "".join(f", {flag_of(name)} {value}" for name, value in self.given.items())
-        left = f", {len(self.skipped)} cannot be derived again" if self.skipped else ""
+        left = f", {len(self.skipped)} cannot be repeated" if self.skipped else ""
         return f"{self.equal} of {len(self.claims)} equal{changed}{left}; {self.promised}"
 
     def content(self) -> dict[str, Any]:

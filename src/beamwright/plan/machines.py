@@ -227,7 +227,7 @@ def with_cuda_graphs(profile: HardwareProfile) -> HardwareProfile:
     return replace(profile, launch_s=launch_s, decode_ops_per_layer=CAPTURED_LAUNCHES)
 
 
-_ADVICE = "run `beamwright doctor --probe`"
+_ADVICE = "Run `beamwright doctor --probe`"
 
 
 def default_cache_file() -> Path:
@@ -260,10 +260,10 @@ def read_profile(file: Path | None = None) -> HardwareProfile:
     try:
         return TypeAdapter(HardwareProfile).validate_json(file.read_bytes())
     except FileNotFoundError as error:
-        raise InputError(f"no measured profile ({file}): {_ADVICE}") from error
+        raise InputError(f"no measured profile at {file}. {_ADVICE}") from error
     except (OSError, ValidationError) as error:
         reason = error if isinstance(error, OSError) else error.errors()[0]["msg"]
-        raise InputError(f"{file}: not a hardware profile ({reason}); {_ADVICE}") from error
+        raise InputError(f"{file}: not a hardware profile ({reason}). {_ADVICE}") from error
 
 
 # Measured by `measure_profile` on two cores of a server CPU with AVX-512 under a hypervisor.
@@ -314,7 +314,7 @@ def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
     if key.startswith(f"{CUSTOM}:"):
         return _custom_profile(name)
     if key not in NAMED_PROFILES:
-        raise InputError(f"--gpu {name}: no such profile; {_instead(key)}")
+        raise InputError(f"--gpu {name}: no such profile. {_instead(key)}")
     return NAMED_PROFILES[key]
 
 
@@ -322,8 +322,8 @@ def _instead(key: str) -> str:
     """Return the end of an error message for an unknown GPU: similar names and the custom form."""
     near = [name for name in NAMED_PROFILES if set(key.split("-")) <= set(name.split("-"))]
     near = near or get_close_matches(key, NAMED_PROFILES, n=3)
-    meant = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{meant}--gpu list shows all; or write {_CUSTOM_FORM}, or {MEASURED} for this machine"
+    meant = f"Did you mean {', '.join(near)}? " if near else ""
+    return f"{meant}--gpu list shows all; {_CUSTOM_FORM} describes another card"
 
 
 def _custom_profile(text: str) -> HardwareProfile:
@@ -340,4 +340,4 @@ def _custom_profile(text: str) -> HardwareProfile:
             flops=1e12 * float(tflops.strip().lower().removesuffix("tflops")),
         )
     except (ValueError, InputError) as error:
-        raise InputError(f"--gpu {text}: write {_CUSTOM_FORM}") from error
+        raise InputError(f"--gpu {text}: expected a form like {_CUSTOM_FORM}") from error

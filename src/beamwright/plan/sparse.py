@@ -142,24 +142,24 @@ def choose_sparse(
     """
     select = selected_tokens(select, workload.longest)
     if (longest := workload.longest) <= select:
-        return SparseChoice("off", f"paths of {longest:,} tokens have no more than --select reads")
+        return SparseChoice("off", f"paths of {longest:,} tokens are not longer than --select")
     most_rows = budget_bytes // (select * full.model.kv_bytes_per_token)
     if most_rows < 1:
-        return SparseChoice("off", "device KV has no room for what one row selects")
+        return SparseChoice("off", "device KV cannot hold the selected tokens of one row")
     if scorer is not None:
         path_bytes = with_mark_tokens(workload).longest * scorer.model.kv_bytes_per_token
         if LEAST_SPEEDUP * path_bytes > scorer.kv_budget_bytes:
             return SparseChoice(
-                "off", "the verifier's part, which cannot grow then, may hold no path"
+                "off", "the verifier's share of KV, which would be fixed, may not hold a path"
             )
     here = plain, host, select, most_rows
     sparse_s = sum(step.num_tokens * _token_s(step, *here) for step in tree_steps(workload))
-    said = f"the cost model: decoding takes {sparse_s:.3g} s with selected tokens"
+    said = f"the cost model expects {sparse_s:.3g} s of decoding with selected tokens"
     full = replace(full, hardware=replace(full.hardware, copy_launch_s=_WHOLE_PIECE_S))
     whole = decode_costs(workload, full, budget_bytes)
     if whole is None:
-        return SparseChoice("exact", f"{said}; with all of them a path does not fit the device")
+        return SparseChoice("exact", f"{said}; with all tokens a path does not fit the device")
     seconds = whole.decode_s + whole.stall_s
     name = "in-gpu" if whole.groups == workload.num_steps else "locality"
     method = "exact" if LEAST_SPEEDUP * sparse_s <= seconds else "off"
-    return SparseChoice(method, f"{said}, {seconds:.3g} s with all ({name})")
+    return SparseChoice(method, f"{said}, {seconds:.3g} s with all tokens ({name})")

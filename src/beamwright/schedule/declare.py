@@ -109,7 +109,7 @@ _TRANSFER_OPTIONS = ("inter_beam", "prefetch", "reuse", "evict", "link_bandwidth
 
 @schedule(
     "in-gpu",
-    meaning="all KV on the device",
+    meaning="all KV stays on the device",
     resident=True,
     unused_options=(*GROUPING_OPTIONS, *_TRANSFER_OPTIONS),
 )

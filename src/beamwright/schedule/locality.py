@@ -28,8 +28,8 @@ from beamwright.schedule.ranges import plan_ranges
 _EAGER_ABOVE = 1.5  # a round that needs more than this multiple of the capacity writes back early
 
 
-@schedule("auto", meaning="locality, and in-gpu where all KV has its home on the host")
-@schedule("locality", meaning="group by group, each to the end of its step")
+@schedule("auto", meaning="locality, or in-gpu if all KV stays on the host")
+@schedule("locality", meaning="groups in turn, each decoded to the end of its step")
 class LocalitySchedule(Schedule):
     """Schedule with groups of beams whose KV fits the device, or with parking of rows.
 

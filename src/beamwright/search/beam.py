@@ -19,7 +19,7 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # token limits of the first steps (FlashTTS
 
 @strategy(
     "varying",
-    meaning="beam search with short steps first: 64 tokens three times, then up to 2048",
+    meaning="beam search with short first steps: 64 tokens three times, then up to 2048",
     commits=True,
     step_limits=VARYING_LIMITS,
     reads_width=True,
@@ -27,7 +27,7 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # token limits of the first steps (FlashTTS
 )
 @strategy(
     "beam",
-    meaning="keep the best n / width steps a round, width children each",
+    meaning="keep the best n / width steps per round, each with width children",
     commits=True,
     reads_width=True,
     needs_scores=True,
@@ -41,8 +41,8 @@ class BeamSearch(SearchPolicy):
 
     foresight: Literal["scores", "bins"] = option(
         "scores",
-        help="How to choose the steps whose children are decoded ahead: by their own scores, or by "
-        "the bin of their parents' scores (FlashTTS's SelectSPEC).",
+        help="What ranks steps for speculation: their own scores, or the bins of their parents' "
+        "scores (FlashTTS's SelectSPEC).",
     )
 
     def model_post_init(self, context: Any) -> None:

@@ -52,7 +52,10 @@ class BestOfN(IndependentPaths):
     """
 
     wave: int | None = option(
-        None, "Paths at a time; the next begin if nothing stops the search.", ge=1, metavar="PATHS"
+        None,
+        "Paths per wave; the next wave starts unless a stop rule holds.",
+        ge=1,
+        metavar="PATHS",
     )
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:

@@ -26,7 +26,7 @@ _MOST_FIRST = 16  # largest default number of warm-up paths
 
 @strategy(
     "deepconf",
-    meaning="best-of-n whose paths are pruned below the confidence of the first ones",
+    meaning="best-of-n that prunes paths below the confidence of the first ones",
     choose="weighted",
     by_level=False,
     needs_scores=True,
@@ -49,10 +49,13 @@ class OnlineDeepConf(IndependentPaths):
     """
 
     warmup: int | None = option(
-        None, ge=1, metavar="PATHS", help="Paths that set the bar (default: n / 4, at most 16)."
+        None,
+        ge=1,
+        metavar="PATHS",
+        help="Warm-up paths that set the bar (default: n / 4, at most 16).",
     )
     keep: float = option(
-        0.9, gt=0, le=1, metavar="SHARE", help="Share of the warm-up at or above the bar."
+        0.9, gt=0, le=1, metavar="SHARE", help="Share of warm-up paths at or above the bar."
     )
 
     def model_post_init(self, context: Any) -> None:
@@ -91,7 +94,7 @@ class OnlineDeepConf(IndependentPaths):
         ends = [_last_step(node) for node in tree.root.children]
         full = sum(end.ended and end.state is not NodeState.PRUNED for end in ends)
         fewer, n = len(ends) - full + sum(end.ended for end in dropped), self.search.n
-        below = f"fell below the warm-up's {bar:.4g} or " if math.isfinite(bar) else ""
+        below = f"fell below the warm-up's bar of {bar:.4g} or " if math.isfinite(bar) else ""
         reason = f"{fewer} of {n} paths {below}reached --max-rounds" if fewer else None
         return [*actions, Finish(reason)]
 

@@ -16,11 +16,7 @@ from beamwright.errors import InputError
 from beamwright.search import DEFAULT_SEARCH, strategy_row
 from beamwright.sections import ModelSettings
 
-_WAYS = (
-    "--verifier PATH or hf:ORG/NAME (a process reward model), judge:PATH (a chat model), "
-    "likelihood:PATH (another model's probabilities) or logprob (the model's own confidence)"
-)
-_PAGE = "see docs/guides/verifiers.md"
+_PAGE = "--verifier PATH (docs/guides/verifiers.md)"
 
 
 def with_defaults(
@@ -81,8 +77,8 @@ def with_strategy_and_verifier(settings: Settings, *, own_scores: bool = False) 
             instead = "--choose majority"
         if need is not None:
             raise InputError(
-                f"{need}, and --model {model.model} has no verifier: give {_WAYS}; "
-                f"without one, {instead} takes the most frequent answer; {_PAGE}"
+                f"{need}, and --model {model.model} runs without a verifier. Name one with "
+                f"{_PAGE}, or use {instead}, which takes the most frequent answer."
             )
     return settings.model_copy(update={"model": model, "search": search})
 
@@ -95,8 +91,8 @@ def vote_note(settings: Settings) -> str | None:
     if settings.search.search is not None or not _votes_by_default(settings.model):
         return None
     return (
-        f"--model {settings.model.model} without a verifier: majority vote of "
-        f"{settings.search.n} paths. For a search guided by scores: {_WAYS}; {_PAGE}"
+        f"--model {settings.model.model} runs without a verifier: the answer is a majority vote of "
+        f"{settings.search.n} paths. Name a verifier to search by scores: {_PAGE}."
     )
 
 

@@ -45,7 +45,7 @@ def doubts_about_problem(problem: str, settings: Settings) -> list[str]:
         return []
     if _PROBLEM.match(problem.strip()):
         return []
-    return [f'the bundled models know one kind of problem, and this is another: "{GRAMMAR}"']
+    return [f'the bundled models solve only one kind of problem, unlike this one: "{GRAMMAR}"']
 
 
 def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
@@ -65,20 +65,20 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     who = "the verifier" if name == "none" else f"--verifier {name}"
     if settings.model.runs_elsewhere and name in _OF_LOGPROBS and not scores:
         return [
-            f"no step got a score from {who}: the server of --model returns no log-probabilities "
-            "(choose another --verifier, or a server that returns them)"
+            f"no step got a score from {who}: the server of --model returns no log-probabilities. "
+            "Use another --verifier or server."
         ]
     if 2 * len(scores) < len(steps):
         return [
-            f"{len(steps) - len(scores)} of {len(steps)} steps got no score from {who}: the search "
-            "could not tell them apart (are paths longer than its context? does a judge's critique "
-            "state a score as its judge.yaml says?)"
+            f"{len(steps) - len(scores)} of {len(steps)} steps got no score from {who}, so the "
+            "search could not rank them. Paths may be longer than the verifier's context, or a "
+            "judge's critiques may lack the score that its judge.yaml describes."
         ]
     texts = {node.text or node.lineage for node in steps if node.step_score is not None}
     if len(texts) >= _FEWEST and max(scores) - min(scores) <= TIE:
         return [
-            f"all {len(scores)} scores of {who} are equal ({scores[0]:.3g}): the search could not "
-            "tell steps apart (was the verifier trained on such problems?)"
+            f"all {len(scores)} scores of {who} are equal ({scores[0]:.3g}), so the search could "
+            "not rank steps. The verifier may not know this kind of problem."
         ]
     return []
 
@@ -90,8 +90,8 @@ def doubts_about_prompts(tree: SearchTree) -> list[str]:
     if read == worst.start:
         return []
     return [
-        f"the server of --model says that it read {read} of a prompt's {worst.start} tokens: it "
-        f"cuts prompts (raise its context, such as OLLAMA_CONTEXT_LENGTH, or give --context {read})"
+        f"the server of --model read only {read} of a prompt's {worst.start} tokens. Raise its "
+        f"context (for Ollama, OLLAMA_CONTEXT_LENGTH), or set --context {read}."
     ]
 
 
@@ -107,13 +107,13 @@ def doubts_about_answers(
     if why is not None:
         help = why
     elif not any(stop in COMPLETE_STOPS for stop in stops):
-        help = "all were cut off (raise --max-rounds, --max-step-tokens or --max-tokens)"
+        help = "all were cut off; raise --max-rounds, --max-step-tokens or --max-tokens"
     elif settings.model.system_prompt:
-        help = "--system-prompt may ask more clearly for \\boxed{...}"
+        help = "ask more clearly for \\boxed{...} in --system-prompt"
     else:
         help = "ask for one: --system-prompt 'Put your final answer within \\boxed{}.'"
     whose = "no finished candidate" if any(answers) else "no candidate"
-    return [f"{whose} states an answer: this is the last step of the best one; {help}"]
+    return [f"{whose} states an answer, so the last step of the best one is shown ({help})"]
 
 
 def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> list[str]:
@@ -128,8 +128,8 @@ def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> li
     if not 0 <= best < _TRUSTED or not _reads_scores(settings):
         return []
     return [
-        f"the verifier trusts no candidate (best score {best:.2g}): is this a problem of the kind "
-        "that the models were trained on?"
+        f"the verifier trusts no candidate (best score {best:.2g}). The models may not know this "
+        "kind of problem."
     ]
 
 
@@ -145,8 +145,8 @@ def doubts_about_votes(
     if how == "best" or chosen is None or len(votes) < 2 or votes.count(chosen) != 1:
         return []
     return [
-        f"the vote was won with one vote: {len(votes) - votes.count(None)} of {len(votes)} whole "
-        "candidates state an answer, and no other one states this"
+        f"the vote was won with one vote: {len(votes) - votes.count(None)} of {len(votes)} "
+        "complete candidates state an answer, and only one states this"
     ]
 
 
@@ -157,7 +157,7 @@ def doubts_about_sampling(texts: Sequence[str], settings: Settings) -> list[str]
     """
     if settings.sampling.temperature > 0 or len(texts) < 2 or len({*texts}) > 1 or not texts[0]:
         return []
-    return [f"all {len(texts)} candidates are the same text: --temperature 0 draws no other one"]
+    return [f"all {len(texts)} candidates have the same text, because --temperature is 0"]
 
 
 def _reads_scores(settings: Settings) -> bool:

@@ -38,7 +38,7 @@ class DynamicBranching(SearchPolicy):
     """
 
     branching: Branching = option(
-        "softmax", help="Children by softmax of the score, or in linear proportion."
+        "softmax", help="Children in proportion to the softmax of scores, or to scores."
     )
     score_temperature: float = option(0.2, gt=0, help="Temperature of the softmax over scores.")
 

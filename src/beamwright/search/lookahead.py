@@ -34,7 +34,7 @@ class Lookahead(BeamSearch):
         InputError: if n < width, or if n is not a multiple of width.
     """
 
-    lookahead: int = option(1, ge=1, metavar="STEPS", help="Steps of a rollout.")
+    lookahead: int = option(1, ge=1, metavar="STEPS", help="Steps of a greedy rollout.")
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         leaves = tree.candidates()

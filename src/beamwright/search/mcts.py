@@ -31,7 +31,7 @@ _DECIMALS = 6
 
 @strategy(
     "mcts",
-    meaning="tree search: score plus exploration bonus picks the leaves (PUCT)",
+    meaning="tree search that picks leaves by score plus exploration bonus (PUCT)",
     commits=True,
     by_level=False,
     reads_width=True,
@@ -53,7 +53,7 @@ class MonteCarloTreeSearch(SearchPolicy):
     exploration: float = option(
         1.0, ge=0, allow_inf_nan=False, help="Weight of the exploration bonus; 0 follows scores."
     )
-    nodes: int | None = option(None, ge=1, help="Most steps to generate (default: 16 n).")
+    nodes: int | None = option(None, ge=1, help="Limit on generated steps (default: 16 n).")
 
     def model_post_init(self, context: Any) -> None:
         settings = self.search
@@ -83,7 +83,7 @@ class MonteCarloTreeSearch(SearchPolicy):
             return [*actions, *extended]
         reason = f"{places} of {settings.n} paths reached --max-rounds"
         if open_to:
-            written = f"--nodes {self.most_nodes} were written"
+            written = f"--nodes {self.most_nodes} was reached"
             reason = f"{places} of {settings.n} paths were unfinished when {written}"
         return [*actions, *map(Prune, ranked(waiting)[places:]), Finish(reason)]
 

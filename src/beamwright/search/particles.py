@@ -36,7 +36,11 @@ class ParticleFilter(SearchPolicy):
 
     score_temperature: float = option(1.0, gt=0, help="Temperature of the softmax over scores.")
     ess: float = option(
-        1.0, ge=0, le=1, metavar="SHARE", help="Resample at or below this effective share."
+        1.0,
+        ge=0,
+        le=1,
+        metavar="SHARE",
+        help="Resample when the effective share of paths is at most this.",
     )
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:

@@ -25,7 +25,7 @@ REVISION = (
 
 @strategy(
     "revise",
-    meaning="n paths, each a draft, its critique and a new answer, in turn",
+    meaning="n paths, each a draft, then critiques and new answers in turn",
     by_level=False,
     competes=False,
     votes_change="a path's answer may still change",

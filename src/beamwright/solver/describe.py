@@ -42,12 +42,11 @@ from beamwright.tree import (
 
 _ROUND_LIMIT = "round_limit"
 _TRUNCATED = (
-    "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
-    "was time for; another run gives another tree"
+    "--speculation truncate: the tree depends on the timing, and another run gives another tree"
 )
 _TOKENISED_HERE = (
-    "the generator does not say which tokens it drew: its texts are tokenised here, so counts of "
-    "tokens may differ from its own"
+    "the generator returns no token ids: its text is tokenised here, so token counts may differ "
+    "from its own"
 )
 
 
@@ -131,7 +130,7 @@ class Meter:
             if finals is not None:
                 nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:
-            raise PolicyError(f"strategy {search.search}: ends the search without a candidate")
+            raise PolicyError(f"strategy {search.search} ended the search without a candidate")
         note_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))
         ended = [(each.vote, each.score, each.stop in COMPLETE_STOPS) for each in candidates]
@@ -241,11 +240,11 @@ class Meter:
             and (machinery.rule is None or run.restore is None)
         )
         decisive = request.problem.decisive(machinery.dtype)
-        stopped = run.stopped or tree.reason_fewer or "the search was broken off"
+        stopped = run.stopped or tree.reason_fewer or "the search was interrupted"
         reasons = (
-            (generator is None, f"--model {settings.model.model} draws its tokens elsewhere"),
-            (truncates, "--speculation truncate: the tree depends on the time"),
-            (bool(run.given), "its steps were given, and none was drawn"),
+            (generator is None, f"a server draws the tokens of --model {settings.model.model}"),
+            (truncates, "--speculation truncate: the tree depends on the timing"),
+            (bool(run.given), "its steps were given, not sampled"),
             (run.ended_by_time or not is_whole, stopped),
         )
         return {
@@ -336,7 +335,7 @@ class Meter:
         if machinery.remote is not None and not machinery.remote.token_ids:
             lines.append(_TOKENISED_HERE)
         failed = dict.fromkeys(machinery.not_captured)
-        lines += [f"graphs: failed: {why}; steps run as plain calls" for why in failed]
+        lines += [f"CUDA graphs failed: {why}; steps run as plain calls" for why in failed]
         return (*lines, *last)
 
 

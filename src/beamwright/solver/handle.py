@@ -157,8 +157,8 @@ class OneAtATime:
         """
         if self._owner == threading.get_ident():
             raise InputError(
-                "this Solver is in the middle of a search: its callbacks and verifier cannot "
-                "call it again; make another Solver for them"
+                "this Solver is running a search, so its callbacks and verifier cannot call it. "
+                "Use another Solver in them."
             )
 
     @contextmanager
@@ -239,7 +239,7 @@ class SubmitQueue:
             InputError: if it is.
         """
         if threading.current_thread() is self._thread:
-            raise InputError("a callback of a search cannot wait for one of the same Solver")
+            raise InputError("a callback cannot wait for a search of the same Solver")
 
     def close(self, wait_s: float | None = None) -> None:
         """Cancel all requests, and wait at most `wait_s` seconds until the thread has ended.

@@ -65,7 +65,7 @@ from beamwright.verify.find import VerifierSource, resolve_verifier
 if TYPE_CHECKING:
     from beamwright.remote.generator import RemoteGenerator
 
-_SMALLER = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
+_SMALLER = "use a smaller model, int8 or int4 weights, or a narrower --dtype"
 
 
 class Machinery:
@@ -155,7 +155,7 @@ class Machinery:
         if source.model is not None and loaded.codec is None:
             raise InputError(
                 f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
-                "steps have no text to score; use --verifier logprob or none"
+                "steps have no text to score. Use --verifier logprob or none."
             )
         self.settings = with_system_prompt(self.settings, loaded.codec)
         backend = self._attention(decoder)
@@ -199,7 +199,7 @@ class Machinery:
         """Connect to a remote generator. The verifier runs here, and gets all the memory."""
         from beamwright.remote.generator import RemoteGenerator  # noqa: PLC0415 (HTTP)
 
-        self.progress.doing(f"looking for {self.settings.model.model}")
+        self.progress.doing(f"connecting to {self.settings.model.model}")
         self.reader = self.remote = RemoteGenerator.connect(self.settings.model)
         self.settings = with_system_prompt(self.settings, self.remote.codec)
         self.schedule = ServedSchedule(settings=self.settings.schedule)
@@ -241,9 +241,9 @@ class Machinery:
         self.scored_by, count = source.model, self.settings.schedule.verifiers
         decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes // count
         if count > 1 and isinstance(decoder, AdaptedDecoder):
-            why = "runs transformers' modules, which one thread at a time may call"
+            why = "runs transformers' modules in one thread only. Use --verifiers 1."
             name = self.settings.model.scorer
-            raise InputError(f"--verifiers {count}: --verifier {name} {why}")
+            raise InputError(f"--verifiers {count} is not possible: --verifier {name} {why}")
         self.scorers = [
             TreeModel(decoder, self._attention(decoder), kv_bytes, host=host, shared=self.shared)
             for host in self.tiers[1:] or repeat(None, count)
@@ -273,8 +273,8 @@ class Machinery:
             )
         if stats:
             raise InputError(
-                f"--model {settings.model.model}: does not say {', '.join(sorted(stats))} of its "
-                "tokens, which this search or verifier reads"
+                f"--model {settings.model.model} does not report {', '.join(sorted(stats))} of its "
+                "tokens, which --search or --verifier needs. Use another one."
             )
         decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
         return RemoteSteps(remote, decoding, settings.schedule.max_batch, self.progress)

@@ -210,8 +210,9 @@ def plan_memory(
         kv_bytes = settings.kv_memory
         if settings.memory is not None and kv_bytes + weights > settings.memory:
             raise InputError(
-                f"--memory {format_bytes(settings.memory)} is less than --kv-memory "
-                f"{format_bytes(kv_bytes)} and the weights ({format_bytes(weights)}) together"
+                f"--memory too small: --kv-memory is {format_bytes(kv_bytes)} and weights take "
+                f"{format_bytes(weights)}, --memory is {format_bytes(settings.memory)}. Raise "
+                "--memory or lower --kv-memory."
             )
     elif settings.memory is None and free_bytes is None:
         kv_bytes = DEFAULT_KV_BYTES
@@ -219,9 +220,9 @@ def plan_memory(
         free = free_bytes or 0
         left, named = int(_FREE_SHARE * free), f"the card has {format_bytes(free)} free"
         if settings.memory is not None:
-            left, named = settings.memory - weights, f"--memory {format_bytes(settings.memory)}"
+            left, named = settings.memory - weights, f"--memory is {format_bytes(settings.memory)}"
             left -= settings.memory // _LIBRARIES_PART if free_bytes is not None else 0
-            named += f": weights take {format_bytes(weights)}"
+            named = f"weights take {format_bytes(weights)}, {named}"
         left -= activations
         if step_tokens is not None:
             tails = generator.tails(num_rows, step_tokens)
@@ -235,8 +236,8 @@ def plan_memory(
         kv_bytes = left - copies
         if kv_bytes <= 0:
             raise InputError(
-                f"{named}, activations take about {format_bytes(activations)}; "
-                "nothing is left for KV"
+                f"nothing is left for KV: activations take about {format_bytes(activations)}, "
+                f"{named}. Give more memory, lower --n or use smaller models."
             )
     if verifier is None:
         return MemoryPlan(kv_bytes, 0, rows_bytes=rows_bytes)

@@ -13,107 +13,105 @@ PER_REQUEST: tuple[str, ...]
 
 class RequestOptions(TypedDict, total=False):
     temperature: float
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float
-    """Keep the most likely tokens up to this probability."""
+    """Keep the likeliest tokens up to this probability."""
     top_k: int | None
-    """Keep this many of the most likely tokens."""
+    """Keep this many of the likeliest tokens."""
     min_p: float | None
-    """Drop tokens less likely than this share of the likeliest."""
+    """Drop tokens below this share of the highest probability."""
     top_logprobs: int
-    """Likeliest tokens to keep beside each one (Python, checkpoints)."""
+    """Likeliest tokens to record at each position (Python, checkpoints)."""
     delimiter: str
     r"""Text that ends a step; \n and \t are understood."""
     step_tokens: int | None
-    """Steps of this length, not the delimiter's."""
+    """Fixed length of a step; replaces --delimiter."""
     max_step_tokens: int
-    """Longest step."""
+    """Limit on the tokens of a step."""
     step_limits: Sequence[int] | str | None
-    """Longest first, second, ... step; the last stands for the rest."""
+    """Limits of the first, second, ... step; the last one holds for all later steps."""
     max_tokens: int | None
-    """Longest path after the prompt; revise: longest reply."""
+    """Limit on a path's tokens after the prompt; revise: on a reply's."""
     thinking: Literal["auto", "on", "off"] | int
-    """Whether a model that can think does (on, off), and for how many tokens at most; auto: as
-    its chat template has it.
+    """Whether a thinking model thinks (on, off), or a limit on its thought in tokens. auto: the
+    chat template's default.
     """
     now: str | None
-    """Time that chat templates see, such as 2026-11-28 (default: of a template that reads it,
-    when the search begins); part of receipts and checkpoints.
+    """Time that chat templates see, such as 2026-11-28 (default: the start of the search).
+    Receipts and checkpoints store it if a template reads it.
     """
     soft_close: float
-    """In the last quarter of --thinking TOKENS a thought ends where its end is at least so
-    likely; above 1: never before the last token.
+    """Probability of a thought's end that ends it in the last quarter of --thinking TOKENS;
+    above 1: only at the limit.
     """
     close_message: str
-    r"""What a thought is made to say before it is closed; \n is understood."""
+    r"""Text appended to a thought that is cut off; \n is understood."""
     thought_steps: Literal["auto", "whole", "paragraphs", "sentences", "markers"] | int
-    """Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...), or so many
-    tokens; auto: whole where the verifier sees no thoughts, else as outside.
+    """Steps inside thoughts: whole, paragraphs, sentences, markers (Wait, Hmm, ...) or a fixed
+    length. auto: whole if the verifier does not score thoughts, else as outside.
     """
     ignore_eos: bool
-    """Go on after the end-of-text token."""
+    """Continue after the end-of-text token."""
     stop_strings: Sequence[str] | str
-    r"""A path ends, complete, where its reply holds this; its text ends before it. May be given
-    several times; \n and \t are understood.
+    r"""Text that completes a path and is cut from its reply. Repeat the option for several texts;
+    \n and \t are understood.
     """
     search: str | None
-    """Strategy; list explains them all (default: beam; majority without a verifier)."""
+    """Strategy; list shows all (default: beam, or majority without a verifier)."""
     n: int
     """Candidates per round."""
     width: int
-    """Children per survivor; n / width survive a round."""
+    """Children per survivor; n / width candidates survive a round."""
     max_rounds: int
-    """Most rounds of a search; lookahead, mcts, deepconf: most steps of a path."""
+    """Limit on rounds; lookahead, mcts, deepconf: on the steps of a path."""
     filter_duplicates: bool
-    """Keep one of several candidates with the same text; dvts: in each subtree."""
+    """Keep one of several candidates with equal text; dvts: in each subtree."""
     aggregate: Literal["last", "min", "prod", "mean"] | None
-    """From step scores to a path's score (default: the verifier's)."""
+    """How step scores give a path's score (default: the verifier's)."""
     verify_every: int
-    """Score every so manyth step of a path, and its last; the others go on by one child each."""
+    """Score a path's last step and every N-th; unscored steps get one child."""
     choose: Literal["best", "majority", "weighted"] | None
     """How the answer is chosen (default: the strategy's)."""
     answers: str
-    """What of a reply is its answer, and when two are the same: math, code, or a plugin's."""
+    """How answers are read and compared: math, code, or a plugin's format."""
     seed: int
     """Seed of every random draw."""
     deadline: float | str | None
-    """Stop this long after the search starts or is resumed: 30s, 2m, 1h."""
+    """Stop this long after the search starts or resumes: 30s, 2m, 1h."""
     token_budget: int | None
-    """Stop once this many tokens are generated: looked at between rounds, so that the last one
-    may go beyond.
-    """
+    """Stop after the round in which this many tokens are generated."""
     stop_votes: bool
-    """Stop once the vote is settled; with --choose majority or weighted."""
+    """Stop once the vote is decided; needs --choose majority or weighted."""
     stop_confidence: float | None
-    """Stop behind a --wave whose leading answer is so likely to stay ahead of the next one
-    (Adaptive-Consistency); with --choose majority.
+    """Stop after a --wave whose leading answer stays ahead with this probability (Adaptive-
+    Consistency); needs --choose majority.
     """
     first_k: int | None
-    """Stop once so many paths have finished."""
+    """Stop once this many paths have finished."""
     foresight: Literal["scores", "bins"] | None
-    """beam, varying, dvts, lookahead: How to choose the steps whose children are decoded ahead:
-    by their own scores, or by the bin of their parents' scores (FlashTTS's SelectSPEC).
+    """beam, varying, dvts, lookahead: What ranks steps for speculation: their own scores, or the
+    bins of their parents' scores (FlashTTS's SelectSPEC).
     """
     wave: int | None
-    """best-of-n, majority, weighted: Paths at a time; the next begin if nothing stops the
-    search.
+    """best-of-n, majority, weighted: Paths per wave; the next wave starts unless a stop rule
+    holds.
     """
     warmup: int | None
-    """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
+    """deepconf: Warm-up paths that set the bar (default: n / 4, at most 16)."""
     keep: float | None
-    """deepconf: Share of the warm-up at or above the bar."""
+    """deepconf: Share of warm-up paths at or above the bar."""
     branching: Literal["softmax", "linear"] | None
-    """dynamic: Children by softmax of the score, or in linear proportion."""
+    """dynamic: Children in proportion to the softmax of scores, or to scores."""
     score_temperature: float | None
     """dynamic, particles: Temperature of the softmax over scores."""
     lookahead: int | None
-    """lookahead: Steps of a rollout."""
+    """lookahead: Steps of a greedy rollout."""
     exploration: float | None
     """mcts: Weight of the exploration bonus; 0 follows scores."""
     nodes: int | None
-    """mcts: Most steps to generate (default: 16 n)."""
+    """mcts: Limit on generated steps (default: 16 n)."""
     ess: float | None
-    """particles: Resample at or below this effective share."""
+    """particles: Resample when the effective share of paths is at most this."""
     revisions: int | None
     """revise: Critiques and new answers per path."""
     critique_prompt: str | None
@@ -129,137 +127,136 @@ class ProblemOptions(RequestOptions, total=False):
 
 class SolverOptions(RequestOptions, total=False):
     model: str | PathLike[str]
-    """Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION] or
-    random:SHAPE; elsewhere: openai:URL#NAME (a server). The bundled models know one kind of
+    """Generator: PATH, bundled, bundled:strong, bundled:thinking, hf:ORG/NAME[@REVISION],
+    random:SHAPE, or openai:URL#NAME for a remote server. The bundled models solve one kind of
     problem: "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME
     have now?"
     """
     verifier: str | PathLike[str] | ScoreFunction | Verifier | None
     """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default:
-    bundled beside --model bundled, else none).
+    bundled with --model bundled, else none).
     """
     system_prompt: str | None
-    r"""System message of the chat template (default: to reason step by step and to put the answer
-    in \boxed{}; "" for none).
+    r"""System message of the chat template (default: reason step by step, answer in \boxed{}; ""
+    for none).
     """
     chat_template: str | PathLike[str] | None
-    """Jinja chat template, or a file that holds one."""
+    """Jinja chat template, or a file that contains one."""
     template_args: Mapping[str, Any] | str
     """Arguments of the chat template, such as '{"enable_thinking": false}'."""
     tokenizer: str | PathLike[str] | None
-    """openai:...: the tokenizer, PATH or hf:ORG/NAME (default: its name)."""
+    """Tokenizer of an openai:... model: PATH or hf:ORG/NAME (default: the model's name)."""
     model_key: str | PathLike[str] | None
-    """openai:...: a file that holds the server's API key."""
+    """File with the API key of an openai:... server."""
     device: str
-    """Where the models run: cpu, cuda, cuda:1."""
+    """Device of the models: cpu, cuda, cuda:1."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
-    """Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a
-    checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.
+    """Precision of weights, activations and KV. auto on a CPU: bfloat16 for checkpoints of 100
+    million parameters or more if the CPU multiplies it exactly, else float32.
     """
     decoder: Literal["auto", "own", "transformers"]
-    """What runs the models' layers: own (dense families, fastest), transformers (any causal
-    model whose attention goes through its interface); auto: own where it can.
+    """Implementation of the layers: own (dense families, fastest) or transformers (any causal
+    model that uses its attention interface). auto: own if possible.
     """
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
-    """How decoding attends to shared prefixes (tree, dense: kernels on a GPU)."""
+    """How decoding attends to shared prefixes; on a GPU tree and dense are kernels."""
     context: int | None
-    """Cap on the model's context."""
+    """Limit on the model's context."""
     weights: Literal["auto", "int8", "int4"]
-    """Keep the generator's weights so; auto is as a quantised file has them, else their dtype.
-    int8 and int4 are faster on most CPUs.
+    """Storage of the generator's weights; int8 and int4 are faster on most CPUs. auto: quantised
+    as in the file, else --dtype.
     """
     verifier_weights: Literal["auto", "int8", "int4"]
-    """The same for the verifier's."""
+    """Storage of the verifier's weights, as --weights."""
     kv_dtype: Literal["auto", "int8", "fp8"]
-    """Keep both models' KV in 8 bits, on the device, the host and the link: int8, or fp8
-    (float8_e4m3); auto: in their dtype. Changes the tree.
+    """Storage of both models' KV: int8, fp8 (float8_e4m3), or auto for their dtype. Changes the
+    tree.
     """
     deterministic: bool
-    """Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."""
+    """Compute in tiles of a fixed size: grouping never changes the tree, even on a GPU."""
     memory: int | str | None
-    """All that may be used on the device, such as 7GiB."""
+    """Limit on all memory used on the device, such as 7GiB."""
     kv_memory: int | str | None
-    """Device KV cache alone; overrides the plan."""
+    """Memory for KV on the device; overrides the plan."""
     host_memory: int | str | None
-    """Most KV in host memory (default: half of it; GPU: at most 16 GiB)."""
+    """Limit on KV in host memory (default: half of it; GPU: at most 16 GiB)."""
     split: Literal["auto"] | float
-    """Who has the KV memory. auto: generator and verifier in turn get what they need, the
-    other's KV leaving only where it is in the way; SHARE: the generator's, fixed.
+    """How generator and verifier share KV memory: auto moves it to the model that needs it,
+    SHARE fixes the generator's part.
     """
     schedule: str
     """How beams are arranged on the device."""
     planner: Literal["ranges", "greedy"]
-    """Groups by dynamic programming, or by LBS's Algorithm 1."""
+    """Planner of groups: dynamic programming, or Algorithm 1 of LBS."""
     inter_beam: bool
-    """Beams that share a prefix move it once."""
+    """Move a prefix once for all beams that share it."""
     balance: bool
-    """Groups of even size, as few as possible."""
+    """Use as few groups as possible, of even size."""
     prefetch: bool
-    """Load a group's KV while one computes."""
+    """Load the next group's KV while a group computes."""
     reuse: bool
-    """Keep what is on the device between steps."""
+    """Keep KV on the device between steps."""
     evict: Literal["host", "recompute"]
-    """Evicted KV comes back from host memory, or is computed again."""
+    """Whether evicted KV is loaded from host memory or computed again."""
     link_bandwidth: int | str | None
-    """Throttle the link to this rate (emulated)."""
+    """Throttle the link to this bandwidth (emulation)."""
     max_batch: int | None
-    """Most beams decoded together."""
+    """Limit on beams decoded together."""
     batching: Literal["auto", "continuous", "grouped"]
-    """Beams join as soon as there is room, and wait on the host where it ends (continuous), or
-    group by group behind barriers (grouped, the LBS paper); auto: whichever is expected to be
-    faster in each round; continuous where steps have no fixed length.
+    """Admit beams as blocks become free, preempting some when none is left (continuous), or in
+    groups between barriers (grouped, as in LBS). auto: the faster one by estimate, and
+    continuous without --step-tokens.
     """
     explore: Literal["lockstep", "continuous", "decoupled"]
-    """Several problems in flight: all decode, are scored and decide together (lockstep, as in
-    search-and-learn), each goes at its own pace (continuous), or problems are taken in until
-    the device is busy, and scored together (decoupled).
+    """How problems in flight proceed: in step (lockstep, as in search-and-learn), each at its
+    own pace (continuous), or admitted until the device is busy and scored together
+    (decoupled).
     """
     executor: Literal["auto", "plain", "overlapped"]
-    """Score and decode in turns (plain), or at the same time where several problems are in
-    flight (overlapped); auto: what was measured to be faster.
+    """Score and decode in turns (plain), or at the same time if several problems are in flight
+    (overlapped). auto: the one that was faster in measurements.
     """
     verifiers: int
-    """Verifiers that score beside decoding, over one copy of the weights: each has a thread, its
-    part of the verifier's KV, and problems of its own.
+    """Verifier threads beside decoding, over one copy of the weights; each has its own problems
+    and part of the KV.
     """
     speculation: Literal["off", "exact", "truncate", "auto"]
-    """Decode children of complete steps in slots that nobody waits for, before selection has
-    chosen among those steps (exact: the tree is the same; truncate: it is not, as in FlashTTS
-    siblings begin with a part of what one of them has); auto: exact where it pays.
+    """Decode children of finished steps in idle slots, before selection. exact: same tree;
+    truncate: siblings start with a part of one child's tokens (FlashTTS), another tree; auto:
+    exact if it pays.
     """
     truncation: float
-    """Mean share of a sibling that copies keep (truncate; FlashTTS's R)."""
+    """Mean share of tokens that speculation truncate keeps (FlashTTS's R)."""
     drafts: Literal["auto", "off"] | int
-    """Tokens a row, at most, to guess from the tree's own text and to verify in one pass: the
-    same tree in fewer passes. auto: as many as pay, by what passes take and guesses hold.
+    """Limit on draft tokens per row, taken from the tree's text and verified in one pass: same
+    tree, fewer passes. auto: as many as pay.
     """
     verify_ahead: Literal["slack", "never"]
-    """Steps that were decoded ahead are scored once they are chosen (never), or at once, while
-    the verifier has nothing else (slack: FlashTTS's LookAhead Verification).
+    """When speculative steps are scored: once selected (never), or while the verifier is idle
+    (slack, FlashTTS's LookAhead Verification).
     """
     write_back: Literal["auto", "eager", "lazy"]
-    """Send new KV to the host as soon as it is whole (eager), or shortly before its room is
-    needed (lazy: most of what is pruned never goes); auto: eager where a step needs half as
-    much again as the device, where rows park, or with a copy per beam.
+    """When new KV is written to the host: once complete (eager), or before its memory is needed
+    (lazy). auto: eager if a round needs 1.5 times the device's KV, if rows are preempted, or
+    with a copy per beam.
     """
     graphs: Literal["auto", "on", "off"]
-    """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
+    """Run decode steps as CUDA graphs if kernels run (auto, on), or as plain calls (off)."""
     sparse: str
-    """Which tokens decoding attends to where paths are long: all (off), those with the largest
-    scores (exact), the same among the best pages (pages), whole pages (quest), by the query
-    of the layer before (ahead, ahead-pages), or by one predicted from earlier tokens
-    (asyncspade; -printed, -ridge: other readings of it). auto: exact with KV at home on the
-    host where that gains by the cost model, else off. Changes the tree.
+    """Tokens that decoding attends to on long paths: all (off), the highest-scored (exact), the
+    same within the best pages (pages), whole pages (quest), by the query of the layer before
+    (ahead, ahead-pages), or by a predicted query (asyncspade). auto: exact with KV on the
+    host if the cost model expects a gain, else off. Changes the tree.
     """
     select: int | float | str
-    """Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8."""
+    """Tokens that --sparse selects per KV head: a number, all, or a share such as 1/8."""
     sparse_from: int
-    """Up to a path of so many tokens --sparse reads all."""
+    """Path length up to which --sparse attends to all tokens."""
     sparse_layers: int
-    """First layers that read all with --sparse."""
+    """First layers that attend to all tokens with --sparse."""
     sparse_correct: float | None
-    """A head whose query is less like the predicted one selects by its own (FreeKV)."""
+    """Least similarity of predicted and real query; below it a head uses the real one (FreeKV)."""
     sparse_home: Literal["device", "host"]
-    """Where all KV is with --sparse: on the device, or on the host, the device having what is
-    selected (--kv-memory). The same tree.
+    """Where --sparse keeps all KV: on the device, or on the host with selected tokens on the
+    device (--kv-memory). Same tree.
     """

@@ -128,7 +128,7 @@ class ProblemSettings:
         Raises:
             InputError: if they contradict each other.
         """
-        expect(settings, Settings | None, "options have names: Solver(model=...)")
+        expect(settings, Settings | None, "Solver takes options by name, as in Solver(model=...)")
         beside = any(value is not None for name, value in options.items() if name not in _BESIDE)
         if settings is not None and beside:
             raise InputError("give Solver either settings or options, not both")
@@ -155,7 +155,7 @@ class ProblemSettings:
         for name in options:
             if option_owners().get(name) in SHARED:
                 raise InputError(
-                    f"{name}: is the same for all problems of a Solver; make another one"
+                    f"{name}: is fixed for all problems of a Solver. Create another Solver"
                 )
         parts, mine = self.parts, take_parts(options)
         if options.get("search") is not None or mine.strategy is not None:
@@ -277,7 +277,7 @@ def check_options_used(settings: Settings, parts: UserParts) -> None:
             written = f"{flag_of(name)} {given[name]}"
             if isinstance(given[name], bool):
                 written = flag_of(name if given[name] else f"no_{name}")
-            raise InputError(f"{written}: does nothing with {why}")
+            raise InputError(f"{written} has no effect with {why}")
 
 
 def _unused_options(
@@ -304,7 +304,7 @@ def _unused_options(
         f"--verifier {model.verifier}, which has no model": needs_model if modelless else (),
         "--verifier none": ("verify_every",) if kind == "none" and not own else (),
         "--executor plain": ("verifiers",) if settings.schedule.executor == "plain" else (),
-        f"--model {model.model}, whose KV is not here": _NOT_REMOTE if elsewhere else (),
+        f"--model {model.model}, whose KV is on a server": _NOT_REMOTE if elsewhere else (),
         "a --model that is not openai:...": () if elsewhere else ("tokenizer", "model_key"),
     }
 
@@ -333,7 +333,7 @@ def take_parts(options: dict[str, Any]) -> UserParts:
     stops = () if stop is None else tuple(stop) if isinstance(stop, Sequence) else (stop,)
     for function in stops:
         if not callable(function):
-            raise InputError(f"stop: {type(function).__name__} is no function of a tree")
+            raise InputError(f"stop: must be a function of a tree, not {type(function).__name__}")
     return UserParts(strategy, verifier, stops)
 
 
@@ -347,7 +347,7 @@ def _take_strategy(options: dict[str, Any]) -> Strategy | None:
     if strategy is None:
         return None
     if options.get("search") is not None:
-        raise InputError("give Solver either strategy= (an object) or search= (a name)")
+        raise InputError("give Solver either strategy= (an object) or search= (a name), not both")
     options["search"] = DEFAULT_SEARCH
     if isinstance(strategy, type):
         strategy = strategy()
@@ -395,7 +395,7 @@ def read_problems(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str
                 batch.append((problem_id, text, options))
             case _:
                 raise InputError(
-                    f"problem {place}: give a text or an (id, text) pair, with options or without, "
+                    f"problem {place}: must be a text, (id, text) or (id, text, options), "
                     f"not {type(problem).__name__}"
                 )
     return batch
@@ -409,16 +409,16 @@ def read_paths(paths: Any, delimiter: str) -> list[list[str]]:
     Raises:
         InputError: if `paths` is not a list of lists of texts, or if a list is empty.
     """
-    expect(delimiter, str, "delimiter: is a text")
-    expect(paths, Sequence, "paths: a list of paths")
+    expect(delimiter, str, "delimiter: must be a text")
+    expect(paths, Sequence, "paths: must be a list of paths")
     if not paths:
-        raise InputError("paths: there are none")
+        raise InputError("paths: the list is empty")
     checked = []
     for number, path in enumerate(paths):
         if not isinstance(path, Sequence) or isinstance(path, str) or not path:
-            raise InputError(f"path {number}: a path is a list of steps, one at least")
+            raise InputError(f"path {number}: must be a list of at least one step")
         for step in path:
-            expect(step, str, f"path {number}: a step is a text")
+            expect(step, str, f"path {number}: a step must be a text")
         checked.append([step + delimiter * (not step.endswith(delimiter)) for step in path[:-1]])
         checked[-1].append(path[-1])
     return checked
@@ -432,15 +432,15 @@ def take_priority(options: dict[str, Any]) -> int:
     """
     priority = options.pop("priority", None) or 0
     if type(priority) is not int:
-        raise InputError(f"priority: is an int, not {type(priority).__name__}")
+        raise InputError(f"priority: must be an int, not {type(priority).__name__}")
     return priority
 
 
 def check_problem(problem: Any, problem_id: Any, on_round: Any) -> None:
     """Raise InputError unless the arguments are a problem, an id, and a function or None."""
-    expect(problem, str | Conversation | RawPrompt, "a problem is one text")
-    expect(problem_id, str | int, "problem_id is a str or an int")
-    expect(on_round, Callable | None, "on_round is a function that is called after every round")
+    expect(problem, str | Conversation | RawPrompt, "a problem must be a text")
+    expect(problem_id, str | int, "problem_id must be a str or an int")
+    expect(on_round, Callable | None, "on_round must be a function")
 
 
 def expect(value: Any, kind: Any, words: str) -> None:

@@ -74,7 +74,7 @@ def check_layers(settings: Settings) -> None:
     """
     kept, method = settings.model.kv_dtype, kv_method(settings)
     if kept != "auto" and method.home_option is not None:
-        raise InputError(f"--kv-dtype {kept}: not with {method.home_option}")
+        raise InputError(f"--kv-dtype {kept} cannot be combined with {method.home_option}")
     asked = method.option
     attention = settings.model.attention
     copies = f"--attention {attention}" if attention.endswith("dense") else None
@@ -84,9 +84,9 @@ def check_layers(settings: Settings) -> None:
     if shape.states or (asked and shape.groups):
         own = "recurrent layers"
         if not shape.states:
-            own = "layers with windows, soft caps or sizes of their own"
+            own = "layers with attention windows, soft caps or different sizes"
         raise InputError(
-            f"{asked or copies}: --model {settings.model.model} has {own}, which it does not know"
+            f"{asked or copies} does not support --model {settings.model.model}, which has {own}"
         )
 
 
@@ -139,7 +139,7 @@ def with_sparse(
         scorer = Scorer(verifier.costs, plan.verifier_kv_bytes // verifier.parts)
     try:
         if schedule.schedule != "auto":
-            raise InputError(f"--schedule {schedule.schedule} says where KV is")
+            raise InputError(f"--schedule {schedule.schedule} decides where KV is kept")
         method = kv_method(hosted)
         assert method.attend is not None
         method.attend(hosted, backend, decoder)

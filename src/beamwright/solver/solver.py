@@ -201,7 +201,7 @@ class Solver:
             InputError: if the file is not a whole checkpoint, or has other settings or another
                 problem; otherwise as `solve`.
         """
-        expect(file, str | os.PathLike, "file: a path is a str or a Path")
+        expect(file, str | os.PathLike, "file: must be a str or a Path")
         file = Path(file)
         saved = read_checkpoint(file)
         asked = self._problem_settings({"strategy": strategy, **options}, saved.tree.root.now)
@@ -209,7 +209,7 @@ class Solver:
 
         def begin(run: TreeRun) -> None:
             run.restore = partial(restore_kv, self.generator, self.verifier, run.judges)
-            self.progress.doing("computing the KV of the saved tree again")
+            self.progress.doing("recomputing the KV of the saved tree")
             saved.restore_progress(run)
 
         saving = self._saving(checkpoint, asked)
@@ -387,19 +387,19 @@ class Solver:
         missing = ", ".join(sorted(stats_read_by(asked.strategy) - self.token_stats))
         if missing:
             raise InputError(
-                f"search {search.search}: reads {missing} of every token, which this Solver does "
-                "not keep; make one with this search"
+                f"search {search.search} needs {missing} of every token, which this Solver does "
+                "not record. Create a Solver with this search."
             )
 
     def _check_reads_text(self) -> None:
         """Raise InputError if the verifier cannot score given texts."""
         own, name = self._default.parts.verifier, self.settings.model.scorer
         if own is None and name == "none":
-            raise InputError("--verifier none: there is nothing that scores steps; name a verifier")
+            raise InputError("--verifier none scores no steps. Name a verifier.")
         if traits_of(self.verifier).reads_drawn:
             who = f"--verifier {name}" if own is None else f"verifier {getattr(own, 'name', name)}"
             raise InputError(
-                f"{who}: reads what the generator drew, and has no scores of steps that are given"
+                f"{who} scores only sampled tokens, not given steps. Use another verifier."
             )
 
     def _request(
@@ -413,7 +413,7 @@ class Solver:
         check_problem(problem, problem_id, on_round)
         priority, asked = take_priority(options), self._problem_settings(options)
         if checkpoint is not None and not isinstance(problem, str):
-            raise InputError("checkpoint: only a search whose problem is a text is saved")
+            raise InputError("checkpoint: the problem must be a text")
         step = asked.settings.step
         make_tree = partial(self._prompts.tree, problem_id, problem, step.thinking, step.now)
         saving = self._saving(checkpoint, asked)
@@ -424,7 +424,7 @@ class Solver:
     ) -> CheckpointWriter | None:
         if checkpoint is None:
             return None
-        expect(checkpoint, str | os.PathLike, "checkpoint: a path is a str or a Path")
+        expect(checkpoint, str | os.PathLike, "checkpoint: must be a str or a Path")
         return CheckpointWriter(Path(checkpoint), asked.decisive(self._machinery.dtype))
 
     def _solve_alone(self, request: Request) -> Solution:
