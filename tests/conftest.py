@@ -19,7 +19,7 @@ import engines
 import fakes
 import quicker
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.decisions import note_answers
+from beamwright.engine.decisions import store_answers
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.engine.split import MovingSplit
 from beamwright.search.answers import Mathematics
@@ -118,7 +118,7 @@ def conserved(monkeypatch):
 
     Returns the generator's parts.
     """
-    parts, look = [], MovingSplit.look
+    parts, look = [], MovingSplit.rebalance
 
     def checked(self, runs):
         look(self, runs)
@@ -128,7 +128,7 @@ def conserved(monkeypatch):
             assert store.device.budget.used_bytes <= store.device.budget.total_bytes
         parts.append(self.generator_bytes)
 
-    monkeypatch.setattr(MovingSplit, "look", checked)
+    monkeypatch.setattr(MovingSplit, "rebalance", checked)
     return parts
 
 
@@ -147,6 +147,6 @@ def searched():
     fakes.add_step(tree, cut, "So ", (7, 8), StopReason.STEP_LIMIT)
     done.score, done.step_score, cut.score = 0.75, 0.5, float("-inf")
     tree.finish(done)
-    note_answers(Mathematics(), [done])
+    store_answers(Mathematics(), [done])
     tree.rounds = 2
     return tree, done

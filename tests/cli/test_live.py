@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from beamwright.cli.live import LiveTree, Status, draw_answers, draw_tree
-from beamwright.engine.decisions import note_answers
+from beamwright.engine.decisions import store_answers
 from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
 from beamwright_lab.simulator.clock import VirtualClock
@@ -80,7 +80,7 @@ def test_answers_are_counted():
     for number, node in enumerate(grow(tree, tree.root, ends, StopReason.EOS)):
         node.score = number / 10
     assert draw_answers(tree) is None
-    note_answers(Mathematics(), tree.candidates())
+    store_answers(Mathematics(), tree.candidates())
     for node in tree.candidates():
         tree.finish(node)
     assert draw_answers(tree).plain == (

@@ -250,7 +250,7 @@ def test_errors_are_those_of_one_process(make, alone):
 def test_a_bug_in_a_replica_is_no_error_of_ours(make, monkeypatch):
     far, serving = make(number=1)
     monkeypatch.setattr(
-        "beamwright.solver.scheduler.RequestScheduler._settle", lambda *args: 1 // 0
+        "beamwright.solver.scheduler.RequestScheduler._record_outcomes", lambda *args: 1 // 0
     )
     for _ in range(3):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):

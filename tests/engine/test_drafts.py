@@ -7,7 +7,7 @@ import pytest
 
 import fakes
 from beamwright import Solver
-from beamwright.engine.drafts import SUFFIXES, Drafts, TextIndex, Trials, Worth
+from beamwright.engine.drafts import SUFFIXES, DraftLengths, Drafts, DraftTrials, TextIndex
 from beamwright.engine.passes import DraftPasses
 from beamwright.errors import InputError
 from engines import WAYS, exact_dtype, facts, grow
@@ -128,7 +128,7 @@ def test_the_index_finds_what_going_through_all_texts_finds(seed):
         index.add(behind, text[at:])
         for _ in range(20):
             asked = [rng.randrange(2 + seed % 4) for _ in range(rng.randint(0, 12))]
-            assert index.after(asked) == longest_suffix(texts, asked)
+            assert index.find_follower(asked) == longest_suffix(texts, asked)
 
 
 # --- what pays -----------------------------------------------------------------------------------
@@ -146,24 +146,24 @@ def test_drafts_are_as_many_as_pay():
     costs = {"free": lambda rows: 1.0, "dear": lambda rows: rows, "fair": lambda rows: 10 + rows}
     taken = {}
     for name, cost in costs.items():
-        worth = Worth()
+        worth = DraftLengths()
         for length, accepted in ((8, 9), (4, 6), (2, 1)):
             for number in range(10):
                 worth.note([length], int(number < accepted), stopped=False)
         told(worth, cost, (8, 16))
-        taken[name] = worth.chosen(drafts)
+        taken[name] = worth.choose_lengths(drafts)
     assert taken["free"] == [3, 3, 1, 1, 1, 1, 1, 1]
     assert taken["dear"] == [0] * 8
     assert taken["fair"] == [2, 0, 1, 1, 1, 1, 1, 1]
-    assert worth.chosen([[2, 2]]) == [2], "rows that would only pad the batch cost nothing"
-    assert worth.chosen([[2, 2]], 2) == [1]
+    assert worth.choose_lengths([[2, 2]]) == [2], "rows that would only pad the batch cost nothing"
+    assert worth.choose_lengths([[2, 2]], 2) == [1]
 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_iterations_go_the_way_that_is_faster(faster):
-    trials, taken = Trials(), []
+    trials, taken = DraftTrials(), []
     for number in range(100):
-        drafted = trials.drafts(16)
+        drafted = trials.uses_drafts(16)
         slow = drafted != faster and number > 3
         trials.note(16, 16, 2.0 if slow or drafted != faster else 1.0, drafted=drafted)
         taken.append(drafted)

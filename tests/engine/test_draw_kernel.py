@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from beamwright.engine import draw_kernel, filter_kernel
 from beamwright.engine.noise import lineage_key, stack_keys
-from beamwright.engine.sampling import RowSampling, Sampler, allow, draws_in_kernel
+from beamwright.engine.sampling import RowSampling, Sampler, filter_logits, samples_in_kernel
 from beamwright.sections import SamplingSettings
 from engine.rows import FILTERS, LOGITS, logits_of
 
@@ -104,12 +104,12 @@ def test_noise_decides_among_equal_logits():
 
 def test_it_is_chosen_on_cuda_unless_nobody_wants_kernels(monkeypatch):
     cuda = torch.device("cuda")
-    assert draws_in_kernel(cuda, "triton-tree")
-    assert draws_in_kernel(cuda, "tree"), "with layer-wise offloading"
-    assert not draws_in_kernel(cuda, "reference")
-    assert not draws_in_kernel(torch.device("cpu"), "triton-tree")
+    assert samples_in_kernel(cuda, "triton-tree")
+    assert samples_in_kernel(cuda, "tree"), "with layer-wise offloading"
+    assert not samples_in_kernel(cuda, "reference")
+    assert not samples_in_kernel(torch.device("cpu"), "triton-tree")
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert not draws_in_kernel(cuda, "tree")
+    assert not samples_in_kernel(cuda, "tree")
 
 
 # --- filters: what kernels leave of a row, against torch's sort of all of it ------------------
@@ -134,7 +134,9 @@ def assert_left(logits, settings):
     """
     logits, how = logits.to(DEVICE), RowSampling.of(settings, DEVICE)
     scaled = logits.float() / how.temperature
-    expected = allow(scaled.double(), how.ways, how.top_k, how.top_p, how.min_p) > -torch.inf
+    expected = (
+        filter_logits(scaled.double(), how.ways, how.top_k, how.top_p, how.min_p) > -torch.inf
+    )
     found = left_by_kernels(logits, how) & (scaled > -torch.inf)
     assert found.any(1).all()
     for row, token in (found != expected).nonzero().tolist():

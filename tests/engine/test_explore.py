@@ -75,7 +75,7 @@ def taken_in(options, looks, **happened):
         if found:
             each.ticks = 10.0
             vars(each.stores[0].counts).update(happened)
-        found.append(each.has_place({Run(tokens): size for size in sizes}, num_open))
+        found.append(each.has_room({Run(tokens): size for size in sizes}, num_open))
     return found
 
 

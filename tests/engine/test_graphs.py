@@ -191,12 +191,12 @@ def test_a_replayed_step_sees_what_the_host_has_changed(play, options):
 
 def test_a_step_that_asks_the_device_is_found_out(play, monkeypatch):
     """Else the tests above would show nothing."""
-    real = tensor_rows.TensorRows._step
+    real = tensor_rows.TensorRows._compute_step
 
     def asks(self, buffers):
         real(self, buffers)
         buffers.tokens.any().item()
 
-    monkeypatch.setattr(tensor_rows.TensorRows, "_step", asks)
+    monkeypatch.setattr(tensor_rows.TensorRows, "_compute_step", asks)
     with pytest.raises(HostReadError):
         play(**SMALL)

@@ -104,9 +104,9 @@ def test_a_verifier_that_answers_each_step_is_not_given_every_second():
     class Dialogue:
         name, answers_each_step, sees = "dialogue", True, "both"
 
-    assert Judged.by(Dialogue(), 1) == Judged(1, "both")
+    assert Judged.for_verifier(Dialogue(), 1) == Judged(1, "both")
     with pytest.raises(InputError, match=r"^--verify-every 2: verifier dialogue answers each step"):
-        Judged.by(Dialogue(), 2)
+        Judged.for_verifier(Dialogue(), 2)
 
 
 @pytest.mark.parametrize("level", [1, 2, 4, 5])

@@ -8,8 +8,8 @@ from beamwright.config import Settings
 from beamwright.engine.decisions import (
     StopRule,
     check_stops,
-    note_answers,
     num_generated,
+    store_answers,
     vote_is_settled,
 )
 from beamwright.errors import InputError
@@ -99,7 +99,7 @@ def broken_off(after):
 def listed(tree, search):
     """Candidates as (answer, score, stop), and the chosen answer."""
     nodes = final_nodes(tree, search.n)
-    note_answers(Mathematics(), nodes)
+    store_answers(Mathematics(), nodes)
     found = [candidate_of(node) for node in nodes]
     complete = [each.stop == "eos" for each in found]
     votes, scores = [each.vote for each in found], [each.score for each in found]
@@ -117,7 +117,7 @@ def ended(texts, scores=None, stop=EOS):
     for node, text, score in zip(nodes, texts, scores or [0.5] * len(texts), strict=True):
         add_step(tree, node, f"The answer is {text}." if text else "hm", stop=stop)
         node.score = score
-    note_answers(Mathematics(), nodes)
+    store_answers(Mathematics(), nodes)
     return nodes
 
 

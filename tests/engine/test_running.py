@@ -26,7 +26,7 @@ class Chaos:
 
         def run_less(rows, running, max_tokens, enough, *, goes_on):
             most, least = chaos.rng.randint(1, max_tokens), chaos.rng.randint(1, enough)
-            chaos.num_begun += rows._begun
+            chaos.num_begun += rows._launched_ahead
             return run(rows, running, most, least, goes_on=chaos.rng.random() < 0.7)
 
         def some_join(batch):
@@ -38,7 +38,7 @@ class Chaos:
             events = iterate(batch)
             while chaos.evicts and len(batch.running) > 1 and chaos.rng.random() < 0.2:
                 batch._preempt(batch.running.pop(chaos.rng.randrange(len(batch.running))))
-                batch._full = False
+                batch._no_room = False
                 chaos.num_preempted += 1
             return events
 

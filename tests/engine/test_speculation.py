@@ -36,13 +36,13 @@ class Chaos:
 
     def __init__(self, monkeypatch):
         self.rng, self.num_dropped, self.num_parked = random.Random(0), 0, 0
-        iterate, fill = RunningBatch.iterate, RunningBatch._fill
+        iterate, fill = RunningBatch.iterate, RunningBatch._fill_idle_slots
         chaos = self
 
         def and_drop(batch):
             events = iterate(batch)
-            while batch._ahead.last() is not None and chaos.rng.random() < 0.5:
-                batch._drop_last()
+            while batch._spec_queue.last_admitted() is not None and chaos.rng.random() < 0.5:
+                batch._drop_last_child()
                 chaos.num_dropped += 1
             ahead = [row for row in batch.running if row.node.speculative]
             if ahead and chaos.rng.random() < 0.5:
@@ -57,7 +57,7 @@ class Chaos:
                 fill(batch)
 
         monkeypatch.setattr(RunningBatch, "iterate", and_drop)
-        monkeypatch.setattr(RunningBatch, "_fill", sometimes)
+        monkeypatch.setattr(RunningBatch, "_fill_idle_slots", sometimes)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -243,7 +243,7 @@ def after(rounds, of_a_call, lengths):
         spent = Counters(
             decode_s=1.0, verify_s=verify_s, verifier_calls=calls, scored_tokens=sum(lengths)
         )
-        payoff.note_round(lengths, spent, calls)
+        payoff.record_round(lengths, spent, calls)
     return payoff
 
 

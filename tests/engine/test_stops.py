@@ -58,18 +58,18 @@ def ids(*pieces):
 def end_of(row, tokens, codec=None, sizes=(1,) * 1000):
     """(tokens that a row takes, why it ends); tokens come so many at a time. None: it goes on.
 
-    Asked about its enders only, as in the engine.
+    Asked about its possible_stops only, as in the engine.
     """
     stops, rest = StopFinder(codec or Codec()), list(tokens)
     for size in sizes:
         if not rest:
             break
         drawn = []
-        enders, most = stops.enders(row)
+        possible_stops, most = stops.possible_stops(row)
         for token in rest[:size]:
             drawn.append(token)
-            asked = len(drawn) >= most or (enders is not None and enders[token])
-            if asked and (reason := stops.reason(row, drawn)):
+            asked = len(drawn) >= most or (possible_stops is not None and possible_stops[token])
+            if asked and (reason := stops.find_reason(row, drawn)):
                 return len(row.tokens) + len(drawn), reason
         row.tokens += drawn
         del rest[:size]
@@ -142,7 +142,11 @@ def test_the_prompt_and_an_earlier_reply_are_not_searched():
 def test_without_a_tokenizer_there_are_only_limits():
     row = make_row([], RowLimit(3, StopReason.STEP_LIMIT), stop_strings=("a",), delimiter="a")
     stops = StopFinder(None)
-    assert [stops.reason(row, [3] * count) for count in (1, 2, 3)] == [None, None, "step_limit"]
+    assert [stops.find_reason(row, [3] * count) for count in (1, 2, 3)] == [
+        None,
+        None,
+        "step_limit",
+    ]
 
 
 # --- reasons ---------------------------------------------------------------------------------

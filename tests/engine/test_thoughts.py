@@ -45,7 +45,7 @@ class Written:
             )
             row = Row(node, Segment(), Decoding(step=self.step), limit, 0, begins, otherwise)
             while left and row.stop is None:
-                row.stop = self.stops.reason(row, left[:1])
+                row.stop = self.stops.find_reason(row, left[:1])
                 row.tokens.append(left.pop(0))
             stop = row.stop or StopReason.STEP_LIMIT
             row.stop = stop

@@ -63,11 +63,11 @@ def test_what_no_window_reaches_is_freed_and_keeps_its_length(store):
     segment, before = path[0].segment, store.pool.num_free
     full, windowed = segment.group_segments
     with store.lease({windowed: 1}):
-        store.forget(segment, 16)
+        store.free_window(segment, 16)
         assert not windowed.gone
-    store.forget(segment, 64)  # of other layers
+    store.free_window(segment, 64)  # of other layers
     assert store.pool.num_free == before
-    store.forget(segment, 16)
+    store.free_window(segment, 16)
     assert windowed.gone
     assert (windowed.length, windowed.copies, full.gone) == (12, [], False)
     assert store.pool.num_free == before + windowed.blocks_for(12)

@@ -36,7 +36,7 @@ def test_a_lease_pins_and_ends(tiers, layout):
             raise AssertionError("both cannot be there")
         assert third.resident, "what does not fit evicts nothing"
         assert torch.equal(store.gather(held, 8), values)
-        lease.keep({})
+        lease.keep_only({})
         store.evict_all()
         assert not held.resident
     assert [segment.pins for segment in (held, other, third)] == [0, 0, 0]
@@ -130,7 +130,7 @@ def test_recompute_is_asked_parents_first_and_nothing_crosses(tiers, layout):
         twins = [store.create() for _ in lost]
         store.append(twins, [torch.cat(given)], [*map(len, given)])
         for segment, twin in zip(lost, twins, strict=True):
-            store.take_over(segment, twin)
+            store.adopt_blocks(segment, twin)
             store.free(twin)
 
     store.recompute_segments = again

@@ -89,7 +89,7 @@ def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
 
 def test_a_state_that_nobody_needs_goes_alone(store):
     segment, _ = grown(store, 9)
-    store.forget(segment, 2)
+    store.free_window(segment, 2)
     kv, state = segment.group_segments
     assert (len(kv.copies), state.copies, state.gone) == (1, [], True)
     store.check()

@@ -70,7 +70,7 @@ def test_a_copy_waits_for_compute_and_compute_for_the_copy(card):
     device, host = torch.zeros(4), torch.ones(4)
     card.clear()
     copied = streams.copy(Direction.H2D, [Piece(device, host, 16)])
-    held = streams.hold_back(copied)
+    held = streams.delay_compute(copied)
     assert card == [
         ("event", "compute", 0),
         ("wait", "side0", 0),

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from beamwright.kv.states import BEGINS, GOES_ON, IDLE, Placed, StateBlocks
+from beamwright.kv.states import BEGINS, GOES_ON, IDLE, StateBlocks, StatePlace
 from beamwright.models import step_kernels, steps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,11 +79,11 @@ class Pool:
         after, blocks = self.before(offset, size), self.blocks()
         expected = getattr(steps, name)(after, *inputs, *fixed, **how)
         kernel = getattr(step_kernels, name)
-        found = kernel(Placed(blocks, offset, self.dtype), *inputs, *fixed, **how)
+        found = kernel(StatePlace(blocks, offset, self.dtype), *inputs, *fixed, **how)
         assert_close(found[self.went], expected[self.went])
         assert not found[~self.went].any()
         self.assert_written(blocks, offset, after)
-        last = Placed(self.blocks(slice(-1, None)), offset, self.dtype)
+        last = StatePlace(self.blocks(slice(-1, None)), offset, self.dtype)
         alone = kernel(last, *(x[-1:] for x in inputs), *fixed, **how)
         assert torch.equal(alone, found[-1:]), "a row follows the batch"
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from pydantic import TypeAdapter
 
-from beamwright.engine.decisions import note_answers
+from beamwright.engine.decisions import store_answers
 from beamwright.errors import InputError
 from beamwright.page.runs import Event, begin, end, read_runs, with_unique_ids, write_tree_page
 from beamwright.search.answers import Mathematics
@@ -89,7 +89,7 @@ def test_it_loads_nothing_and_its_scripts_find_every_element_and_set_text_alone(
 def test_hostile_text_stays_text(write_page):
     tree = new_tree("p</script>", text=HOSTILE)
     (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <s>4</s>"], StopReason.EOS)
-    note_answers(Mathematics(), [node])
+    store_answers(Mathematics(), [node])
     tree.finish(node)
     plain = write_page(new_tree())
     page = write_page(tree, node, HOSTILE)

@@ -130,4 +130,4 @@ def test_ends_that_nobody_shows_have_no_budget(thinker, monkeypatch):
     source.token_ids = False
     steps = RemoteSteps(source, Decoding(step=StepSettings()))
     with pytest.raises(InputError, match=r"--thinking 9: .* no token ids"):
-        steps.decode_as(SearchTree("p", (1,), "?").root, Decoding(step=StepSettings(thinking=9)))
+        steps.set_decoding(SearchTree("p", (1,), "?").root, Decoding(step=StepSettings(thinking=9)))

@@ -4,7 +4,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.config import Section
-from beamwright.engine.decisions import note_answers
+from beamwright.engine.decisions import store_answers
 from beamwright.errors import InputError, PolicyError
 from beamwright.search.answers import ANSWERS, Code, Mathematics, make_answers
 from beamwright.search.choose import choose
@@ -49,7 +49,7 @@ def test_queries_vote_by_what_they_give():
     nodes = ended(*(f"Thus:\n```sql\n{query}\n```" for query in queries))
     for node, result in zip(nodes, ("[(1,), (2,)]", "[('x',)]", "[(1,), (2,)]"), strict=True):
         node.notes["result"] = result
-    note_answers(Sql(), nodes)
+    store_answers(Sql(), nodes)
     assert [node.answer for node in nodes] == queries
     assert nodes[0].vote == nodes[2].vote == "[(1,), (2,)]"
     assert choose([node.vote for node in nodes], [0.5] * 3, [True] * 3, "majority") == 0
@@ -85,7 +85,7 @@ LETTERS = "6 * 7?\n\nA) 40\nB) 42 eggs\n\nAnswer with the letter."
 )
 def test_equal_answers_are_one_vote(way, texts, votes):
     nodes = ended(*texts)
-    note_answers(way, nodes)
+    store_answers(way, nodes)
     assert [node.vote for node in nodes] == votes
 
 
@@ -94,7 +94,7 @@ def test_one_that_fails_ends_the_search_and_is_named(key):
     way = Mathematics()
     object.__setattr__(way, "key", key)
     with pytest.raises(PolicyError, match="answers Mathematics"):
-        note_answers(way, ended(r"\boxed{1}"))
+        store_answers(way, ended(r"\boxed{1}"))
 
 
 @pytest.fixture

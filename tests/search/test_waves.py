@@ -65,11 +65,11 @@ def test_confidence_is_of_the_two_that_lead(answers, confidence):
 def test_the_search_stops_between_waves_alone():
     search, stop = votes(n=16, wave=4), StopSettings(stop_confidence=0.95)
     rule, tree = StopRule(stop, search), ended(new_tree(), "aaaa")
-    why = rule.why(tree, 0.0)
+    why = rule.find_reason(tree, 0.0)
     assert "--stop-confidence" in why
-    assert rule.is_of_the_tree(why)
+    assert rule.is_reproducible(why)
     add_step(tree, tree.expand(tree.root, 1)[0], "still going", (1,))
-    assert rule.why(tree, 0.0) is None
+    assert rule.find_reason(tree, 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import feeding
-from beamwright.engine.decisions import note_answers
+from beamwright.engine.decisions import store_answers
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.search.answers import Mathematics
@@ -57,7 +57,7 @@ def grown(feed):
     feed.round(asked, report(tree))
     add_step(tree, opened, "The answer is $2$.", (7, 8, 9), StopReason.EOS)
     opened.usage["speculated_kept"] = 2
-    note_answers(Mathematics(), [opened])
+    store_answers(Mathematics(), [opened])
     tree.finish(opened)
     tree.rounds = 2
     feed.round(asked, report(tree))

@@ -56,7 +56,7 @@ def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, 
     with held(server) as gate:
         asked = [server.later() for _ in range(3)]
         until(lambda: gate.reached and len(server.queue.jobs) == 3)
-        monkeypatch.setattr(RequestScheduler, "_settle", fail)
+        monkeypatch.setattr(RequestScheduler, "_record_outcomes", fail)
     assert [each.result(30).status_code for each in asked] == [500] * 3
     monkeypatch.undo()
     assert server.chat(seed=1).status_code == 200
@@ -192,14 +192,14 @@ def test_a_silent_stream_says_that_it_is_there(serve, monkeypatch):
 
 def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(served, monkeypatch):
     """As where it did not fit beside others, and the deadline cut it earlier the second time."""
-    hear, loop = Handle._hear, served.server._loop
+    hear, loop = Handle._report_round, served.server._loop
 
     def say(handle, report):
         hear(handle, report)
         job = next(iter(served.queue.jobs.values()))
         loop.call_soon_threadsafe(setattr, job, "told", Told(said="\u0001never said"))
 
-    monkeypatch.setattr(Handle, "_hear", say)
+    monkeypatch.setattr(Handle, "_report_round", say)
     events = served.stream(seed=1)
     assert events[-1]["error"]["code"] == "search_failed"
     assert text_of(events[:-1]) == "\u0001never said"

@@ -52,7 +52,7 @@ class EagerStreams:
         self._advance()
         return copied
 
-    def hold_back(self, copied):
+    def delay_compute(self, copied):
         self.held.append(copied)
         return lambda: 0.01 if copied.ran else None  # a stall of 10 ms, known once they have run
 
@@ -76,10 +76,10 @@ class LateStreams(EagerStreams):
             self.side.remove(each)
             each.run()
 
-    def hold_back(self, copied):
+    def delay_compute(self, copied):
         if not self.careless:
             self.run_until(copied)
-        return super().hold_back(copied)
+        return super().delay_compute(copied)
 
     def run_compute(self):
         while self.side:

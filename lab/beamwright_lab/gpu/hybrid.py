@@ -28,9 +28,9 @@ import torch
 from beamwright import Solver
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.kv.states import (
-    Placed,
     StateCells,
     StateLayout,
+    StatePlace,
     StateRows,
     StateTables,
     StateTensor,
@@ -180,7 +180,7 @@ class Bench:
         self.own = torch.randn(3, of.heads, generator=_seeded()).to(device)
         self.weight = torch.randn(of.channels, _TAPS, generator=_seeded()).to(device, dtype) / 2
 
-    def placed(self, layer: int, kind: str, rows: slice = slice(None)) -> Placed:
+    def placed(self, layer: int, kind: str, rows: slice = slice(None)) -> StatePlace:
         """Some rows, that read and write their own records."""
         blocks = self.order[rows].tolist()
         states = StateRows(self.cells, blocks, blocks, tables=StateTables(self.cells))
@@ -202,7 +202,7 @@ class Bench:
         shift, decay, skip = self.own
         return value, rate, first, second, shift, -decay.exp(), skip
 
-    def step(self, kernel: str, placed: Placed, rows: slice = slice(None)) -> torch.Tensor:
+    def step(self, kernel: str, placed: StatePlace, rows: slice = slice(None)) -> torch.Tensor:
         """One token by our kernel."""
         from beamwright.models import step_kernels  # (loads Triton)
 

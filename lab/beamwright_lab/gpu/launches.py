@@ -127,7 +127,7 @@ def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[Noted]:
         for name, value in {
             "why_no_kernels": lambda *_: None,
             "is_interpreted": lambda: False,
-            "draws_in_kernel": lambda *_: True,
+            "samples_in_kernel": lambda *_: True,
             "_capability": lambda _: capability,
         }.items():
             for module in _holding(name):
@@ -252,8 +252,8 @@ def step_launches(
         session.arrange([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
         buffers = rows._step_buffers()
         buffers.sampling.load([sampling] * session.num_rows, [False] * session.num_rows)
-        buffers.asks = sampling.top_logprobs > 0
+        buffers.wants_top = sampling.top_logprobs > 0
         session.prepare(1)
         noted.taken()
-        rows._step(buffers)
+        rows._compute_step(buffers)
     return noted

@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from beamwright.kv.states import Placed, StateBlocks
+from beamwright.kv.states import StateBlocks, StatePlace
 from beamwright.models import step_kernels
 from beamwright.models.named import shape_from_text
 from beamwright.models.shape import ModelShape
@@ -110,18 +110,18 @@ def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]
         sources, targets = (empty(rows, blocks, dtype=torch.int32) for _ in range(2))
         cells = StateBlocks(storage, sources, targets, ways)
         step_kernels.convolution_step(
-            Placed(cells, 0, torch.bfloat16), empty(rows, channels), empty(channels, taps)
+            StatePlace(cells, 0, torch.bfloat16), empty(rows, channels), empty(channels, taps)
         )
         shared = (channels - heads * values) // (2 * keys)
         query, key = (empty(rows, shared, keys) for _ in range(2))
         decay, beta = (empty(rows, heads, dtype=torch.float32) for _ in range(2))
         value = empty(rows, heads, values)
         for kept, line in product((torch.float32, torch.bfloat16), (0, 1)):
-            state = Placed(cells, line * values * kept.itemsize, kept)
+            state = StatePlace(cells, line * values * kept.itemsize, kept)
             step_kernels.delta_step(state, query, key, value, decay, beta)
         scanned, of_heads = value[..., : values // 2], [decay[0] for _ in range(3)]
         step_kernels.scan_step(
-            Placed(cells, 0, torch.float32), scanned.contiguous(), beta, query, key, *of_heads
+            StatePlace(cells, 0, torch.float32), scanned.contiguous(), beta, query, key, *of_heads
         )
     return noted.launches
 

@@ -182,20 +182,20 @@ class Bench:
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
 
-        def has_place() -> bool:
+        def has_room() -> bool:
             live = {run: scripts[i].num_beams for i, run in runs.items() if not run.tree.done}
-            return admission.has_place(live, engine.num_open)
+            return admission.has_room(live, engine.num_open)
 
         try:
             while waiting or engine.num_live:
-                while waiting and has_place():
+                while waiting and has_room():
                     i = waiting.popleft()
                     strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
                     tree = scripts[i].search_tree()
                     runs[i] = TreeRun(tree, strategy, _last_score, lambda tree: Random(0))
                     engine.admit(runs[i])
                 if self.moving is not None:
-                    self.moving.look([run for run in runs.values() if not run.tree.done])
+                    self.moving.rebalance([run for run in runs.values() if not run.tree.done])
                 engine.step()
         finally:
             engine.abort()

@@ -192,10 +192,10 @@ class LanedExecutor(Executor):
         super().__init__(writer, clock.lanes, stalled_s)
         self._clock = clock
 
-    def _take(self) -> list[Event] | None:
+    def _take_results(self) -> list[Event] | None:
         for lane in self._clock.lanes:
             lane.current_work()  # publish finished results and start the next batch
-        return super()._take()
+        return super()._take_results()
 
     def _wait_for_scores(self) -> None:
         self._clock.run_until(lambda: any(lane.results for lane in self._clock.lanes))

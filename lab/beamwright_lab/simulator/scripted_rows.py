@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from beamwright.engine.row import Ran, Row, awaited
+from beamwright.engine.row import IterationWork, Row, open_rows
 from beamwright.kv.segments import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.costs import Layout
@@ -59,11 +59,11 @@ class ScriptedRows:
 
     def run(
         self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
-    ) -> Ran:
+    ) -> IterationWork:
         del goes_on
         if len(running) < len(self._batch):
             self._set_batch(running)
-        counting = awaited(running)
+        counting = open_rows(running)
         left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
         # A row's end is noticed one token late, unless its path ends.
         last = max(n + (not self._scripts.step(row.node).stop.ends_path) for row, n in left.items())
@@ -74,7 +74,7 @@ class ScriptedRows:
         self._clock.run(self._costs.tokens(self.num_rows, read, seen, grow, count))
         for row in running:
             self._add_tokens(row, count)
-        return Ran(count, count * self.num_rows)
+        return IterationWork(count, count * self.num_rows)
 
     def store(self, tokens: Mapping[Row, int]) -> None:
         missing = {row: n - row.segment.length for row, n in tokens.items()}

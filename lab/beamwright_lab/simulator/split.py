@@ -240,7 +240,9 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
 class AlternatingSplit(MovingSplit):
     """A `MovingSplit` that gives all memory to the model that runs next."""
 
-    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
+    def _budget_for_turn(
+        self, store: CacheManager, idle: CacheManager, needed_bytes: int
+    ) -> int | None:
         return self.total_bytes
 
 
@@ -267,7 +269,9 @@ class SearchedSplit(AlternatingSplit):
         self._takes_turns = False
         super().restart()
 
-    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
+    def _budget_for_turn(
+        self, store: CacheManager, idle: CacheManager, needed_bytes: int
+    ) -> int | None:
         return self.total_bytes if self._takes_turns else None
 
     def _make_room(
@@ -303,10 +307,10 @@ class SearchedSplit(AlternatingSplit):
         self._takes_turns = turns is not None and (best is None or turns.total_s < best.total_s)
         if self._takes_turns or best is None:
             return
-        least = self._least(self._generator, beams)
-        most = total - self._least(self._verifier, beams)
+        least = self._bytes_of_longest_path(self._generator, beams)
+        most = total - self._bytes_of_longest_path(self._verifier, beams)
         if least > most:  # both models' longest paths do not fit: restore the first budgets
-            self._give(self._generator, self._first_bytes)
+            self._set_budget(self._generator, self._first_bytes)
             return
         wanted = min(most, max(best.generator_bytes, least))
         if least <= self.generator_bytes <= most:
@@ -315,7 +319,7 @@ class SearchedSplit(AlternatingSplit):
                 return
             if abs(wanted - self.generator_bytes) < _LEAST_MOVE * total:
                 return
-        self._give(self._generator, wanted)
+        self._set_budget(self._generator, wanted)
 
 
 def moving_split(

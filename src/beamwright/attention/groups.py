@@ -2,7 +2,7 @@
 
 Layers with the same KV layout and window form a group. Each group has its own KV and tails, and a
 view that the wrapped backend makes. A group's view reads only the part of each path that is inside
-the group's window (`kv.segments.within_reach`).
+the group's window (`kv.segments.parts_read`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionBackend, DecodeView, Workspace
-from beamwright.kv.segments import Path, within_reach
+from beamwright.kv.segments import Path, parts_read
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import SessionTail
 from beamwright.library import Attention
@@ -174,7 +174,7 @@ class GroupedAttention(AttentionBackend):
             one value per group.
         """
         views = [
-            make(group, [within_reach(path, number) for path in paths], *mine)
+            make(group, [parts_read(path, number) for path in paths], *mine)
             for number, (group, *mine) in enumerate(zip(store.groups, *own, strict=True))
         ]
         return GroupedView(self._places, views)

@@ -1,4 +1,4 @@
-"""Draws a search's tree: live in a terminal with a status line, or as an SVG picture.
+"""Drawing of a search's tree: live in a terminal with a status line, or as an SVG picture.
 
 Siblings with equal text share one line with their number, and the paths below them are merged as
 well. This shows at a glance that, for example, 64 beams have written the same step.

@@ -1,4 +1,4 @@
-"""Resolves `--gpu`: the machine to estimate for, both models on it, and the split of its memory.
+"""Resolve `--gpu`: the machine to estimate for, both models on it, and the split of its memory.
 
 `plan` and `simulate` share this module. It also prints the table of all hardware profiles.
 """

@@ -1,4 +1,4 @@
-"""Turns the fields of `Settings` into command-line options for every command (`with_settings`).
+"""Command-line options of all commands, made from the fields of `Settings` (`with_settings`).
 
 An option's name, type, default and help text come from the field (`sections`). The value None
 always means "not given", so that a recipe's value holds unless the user overrides it.

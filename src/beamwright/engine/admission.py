@@ -1,10 +1,10 @@
-"""Admission: which trees enter the engine, and which steps enter the batch.
+"""Admission: which problems (trees) enter the engine, and which steps enter the running batch.
 
-With `decoupled` (eager; Alg. 5 of decoupled tree exploration) queued problems fill the generator's
-batch before anything else, as long as their trees' KV fits. The KV of a tree is known only when the
-first tree has ended. With a host tier, KV that does not fit costs only waiting for the link, so the
-seconds of waiting decide. A given number of problems is used as it is: KV that must leave the
-device may cost less than idle rows (docs/log/2026-11.md#decoupled-simulated).
+With `--explore decoupled` (eager; Alg. 5 of decoupled tree exploration) queued problems fill the
+generator's batch before anything else, as long as their KV fits. How much KV a tree needs is known
+only when the first tree has ended. With a host tier, too much KV costs only waiting for the link,
+so the measured waiting decides. With `--in-flight N` there are always N problems: evicting KV may
+cost less than idle rows (docs/log/2026-11.md#decoupled-simulated).
 
 A larger priority goes first. Among equal priorities, decoding prefers the tree that was served
 least; everything else is first come, first served.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, takewhile
 
 from beamwright.engine.capacity import Capacity
-from beamwright.engine.row import Row, is_complete, path_read, state_of
+from beamwright.engine.row import Row, has_all_kv, kv_path, state_of
 from beamwright.engine.tree_run import TreeRun
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Segment, copies_needed
@@ -44,11 +44,11 @@ REMOTE_ROWS = 256
 
 @dataclass
 class TreeAdmission:
-    """Decides whether one more tree may enter the engine.
+    """Rule that decides whether one more tree may enter the engine.
 
-    in_flight: most problems at a time; None: as many as the generator has work for.
+    in_flight: most problems at a time; None: enough to keep the generator busy.
+    stores: KV caches of the generator and the verifiers.
     usual_rows: candidates of all problems together that keep the generator busy.
-    clock: the clock by which stalls are measured.
     """
 
     settings: ScheduleSettings
@@ -59,18 +59,18 @@ class TreeAdmission:
     _filling: bool = field(default=True, init=False)
     _largest_tokens: int = field(default=0, init=False)
     _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
-    _pressed: bool | None = field(default=None, init=False)  # None until a tree has ended
+    _under_pressure: bool | None = field(default=None, init=False)  # None until a tree has ended
     _evicted: int = field(default=0, init=False)
     _stalled_s: float = field(default=0.0, init=False)
     _since_s: float = field(default=0.0, init=False)
 
-    def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
+    def has_room(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
         """Return True if one more tree may enter.
 
         live: the trees in flight, each with the number of candidates that it may have.
         num_open: steps of these trees that are being decoded or wait for decoding.
         """
-        self._look(live)
+        self._measure(live)
         if not live:
             self._filling = True
         elif self._is_full(list(live.values()), num_open):
@@ -87,12 +87,12 @@ class TreeAdmission:
         rows = self.settings.max_batch or self.usual_rows  # N_LLM
         return num_open >= rows or not self._fits(sizes)
 
-    def _look(self, live: Mapping[TreeRun, int]) -> None:
-        """Measure how large trees become, and whether KV memory is under pressure.
+    def _measure(self, live: Mapping[TreeRun, int]) -> None:
+        """Measure the size of the largest tree, and whether KV memory is too small for more trees.
 
-        Pressure is measured when a tree ends, over the time since the tree before it ended: without
-        a host tier, whether KV was evicted; with one, whether transfers stalled too long. Under
-        pressure, the ended tree is not replaced.
+        This is decided whenever a tree ends. Memory is too small if, since the previous tree ended,
+        KV was evicted (without a host tier), or transfers stalled too long (with one). The ended
+        tree is then not replaced.
         """
         now = frozenset(live)
         if not self._before:
@@ -102,7 +102,7 @@ class TreeAdmission:
             stalled_s = sum(store.counts.transfer_wait_s for store in self.stores)
             seconds = self.clock() - self._since_s
             waited = stalled_s - self._stalled_s > _MOST_STALLED * seconds
-            self._pressed = waited if self._hosted else evicted > self._evicted
+            self._under_pressure = waited if self._keeps_evicted_kv else evicted > self._evicted
             self._evicted, self._stalled_s = evicted, stalled_s
             self._since_s += seconds
         self._before = now
@@ -110,8 +110,8 @@ class TreeAdmission:
             self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
 
     def _fits(self, sizes: Sequence[int]) -> bool:
-        """Return True if one more tree fits, with every tree as large as the largest one so far."""
-        if self._pressed is not False:
+        """Return True if KV of one more tree fits, if all trees are as large as the largest."""
+        if self._under_pressure is not False:
             return False
         devices = [store.device for store in self.stores]
         # A tree's KV is on the generator's device and on one verifier's.
@@ -120,19 +120,19 @@ class TreeAdmission:
         row_bytes = sum(g.fixed * each.bytes_per_block for each in devices for g in each.groups)
         wanted_bytes = tree_bytes * (len(sizes) + 1) + row_bytes * (sum(sizes) + max(sizes))
         budgets = [each.device.budget for each in self.stores]
-        if self._hosted:
+        if self._keeps_evicted_kv:
             budgets += [each.host.ledger.budget for each in self.stores if each.host is not None]
         return wanted_bytes <= sum(each.total_bytes for each in budgets)
 
     @property
-    def _hosted(self) -> bool:
-        """True if evicted KV is kept in host memory, and not computed again."""
+    def _keeps_evicted_kv(self) -> bool:
+        """True if evicted KV is kept in host memory, so that it need not be computed again."""
         hosts = [store.host for store in self.stores]
         return all(host is not None and not host.recompute for host in hosts)
 
 
-def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
-    """Return `plan` with its groups split so that steps of a larger priority come first."""
+def split_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
+    """Return `plan` reordered, with groups split, so that steps of a larger priority come first."""
     priorities = {run.tree.root: run.priority for run in runs}
     if len(set(priorities.values())) < 2:
         return plan
@@ -152,13 +152,13 @@ def cut_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
 
 
 class AdmissionQueue:
-    """Open steps in the order of a plan, and the memory that they need to join the running rows.
+    """Queue of open steps in the order of the schedule's plan, and the KV that they need to join.
 
-    With parking, the rows in front may wait for KV from the host while other rows run. They pin on
-    the device the KV that they read, whether resident or still in transfer. A joining row waits for
-    missing KV, and so does the whole batch. If this wait would cost more than running some passes
-    without these rows, the batch runs these passes first. Their number is computed beforehand from
-    bytes and the cost model. It never depends on when a copy ends, so equal runs stay equal.
+    If the plan counts on preemption (`Parking`), KV of the rows in front may be loaded from the
+    host while other rows run. If all rows waited for these loads, the device would idle. So the
+    batch first runs as many passes without the new rows as the loads should take. This number is
+    computed beforehand from bytes and the cost model. It never depends on when a copy ends, so
+    equal runs stay equal.
     """
 
     def __init__(
@@ -172,13 +172,13 @@ class AdmissionQueue:
         self._pairs: deque[tuple[Node, int]] = deque()  # each with the number of its group
         self._num_groups = 0
         # barriers: a group begins when the group before it has ended. With `--batching auto` this
-        # holds if the tree outgrows the device, step lengths are exact, and rows do not park.
-        # many_groups: the plan has more than one group.
+        # is so if the tree outgrows the device, step lengths are fixed, and the plan has no
+        # parking. many_groups: the plan has more than one group.
         self.barriers = self.many_groups = False
-        # How rows of the plan park. None: blocks are reserved for a row's expected length, not for
-        # one block of tokens at a time.
+        # How the plan counts on preemption: KV is then reserved one block at a time. None: it is
+        # reserved for a row's expected length.
         self.parking: Parking | None = None
-        # Rows in front whose KV is being loaded, and the passes that others run before they join.
+        # Rows in front whose KV is being loaded, and the passes to run before they join.
         self.prefetching, self.passes = list[Row](), 0
 
     def __len__(self) -> int:
@@ -207,11 +207,11 @@ class AdmissionQueue:
         if self._settings.batching == "auto" and plan.write_back and plan.parking is None:
             self.barriers = all(map(self._capacity.has_fixed_length, self.nodes))
 
-    def level_rows(self, num_running: int) -> None:
-        """Move the rows with the fewest tokens to the front, near the end of a plan with parking.
+    def sort_last_rows(self, num_running: int) -> None:
+        """Move the rows with the fewest tokens to the front, so that the last rows end together.
 
-        This happens once waiting and running rows are at most `Parking.level_from`. Rows with
-        equally many tokens keep their order.
+        Only if the plan has parking, once waiting and running rows are at most
+        `Parking.level_from`. Rows with equally many tokens keep their order.
         """
         if self.parking and 0 < len(self) <= self.parking.level_from - num_running:
             self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
@@ -219,12 +219,12 @@ class AdmissionQueue:
     def first_rows(self, most: int) -> list[Row]:
         """Return up to `most` rows from the front; with barriers, only rows of the first group.
 
-        If the rows in front are being prefetched, return only these. If other rows now stand before
-        them, cancel the prefetch.
+        If KV of the rows in front is being prefetched, return only these rows. If other rows are
+        now in front of them, cancel the prefetch.
         """
         group = self.group
         rows = [
-            self._capacity.open_row(node, group)
+            self._capacity.get_or_create_row(node, group)
             for node, number in islice(self._pairs, max(0, most))
             if number == group or not self.barriers
         ]
@@ -246,14 +246,14 @@ class AdmissionQueue:
         """Remove these nodes from the queue."""
         self._pairs = deque(pair for pair in self._pairs if pair[0] not in nodes)
 
-    # --- room --------------------------------------------------------------------------------
+    # --- KV memory ---------------------------------------------------------------------------
 
-    def read_by(self, nodes: Iterable[Node]) -> dict[Segment, int]:
-        """Return the device copies that the steps of these nodes read."""
-        return copies_needed(map(path_read, nodes), per_beam=self._cache.copies_per_beam)
+    def copies_read(self, nodes: Iterable[Node]) -> dict[Segment, int]:
+        """Return the segments that decoding these nodes reads, with the number of copies needed."""
+        return copies_needed(map(kv_path, nodes), per_beam=self._cache.copies_per_beam)
 
-    def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
-        """Return the tokens per segment to reserve blocks for when these rows are admitted.
+    def tokens_to_reserve(self, rows: Iterable[Row]) -> dict[Segment, int]:
+        """Return for each row's segment the tokens to reserve KV blocks for at admission.
 
         Rows of different lengths do not all end at once. On average they are half-way, so half of
         the expected rest is reserved. With parking, at most one block is.
@@ -267,30 +267,30 @@ class AdmissionQueue:
         return wanted
 
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return as many rows from the front as fit with the KV that they read and will write."""
+        """Return the longest prefix of `rows` whose KV fits, both read and to be written."""
         cache = self._cache
 
         def too_many(count: int) -> bool:
             first = rows[:count]
-            needs = {} if cache.stays else self.read_by([row.node for row in first])
-            grown = self.written_by(first)
+            needs = {} if cache.never_moves else self.copies_read([row.node for row in first])
+            grown = self.tokens_to_reserve(first)
             for parent in dict.fromkeys(row.node.parent for row in first):
-                grown |= self._incomplete(parent)
+                grown |= self._missing_prompt_kv(parent)
             return not cache.fits(cache.total_copies(needs), grown)
 
         if not rows or not too_many(len(rows)):
             return rows
         return rows[: bisect_left(range(1, len(rows)), True, key=too_many)]
 
-    def is_free(self, rows: Sequence[Row]) -> bool:
-        """Return True if these rows need no transfer and no eviction."""
-        needs = self.read_by([row.node for row in rows])
+    def fits_free_memory(self, rows: Sequence[Row]) -> bool:
+        """Return True if these rows can join without any KV transfer or eviction."""
+        needs = self.copies_read([row.node for row in rows])
         resident = all(segment.resident for segment in needs)
-        return resident and self._cache.has_free_blocks(needs, self.written_by(rows))
+        return resident and self._cache.has_free_blocks(needs, self.tokens_to_reserve(rows))
 
-    def _incomplete(self, parent: Node | None) -> dict[Segment, int]:
-        """Return the segment of a prompt or turn that lacks KV, with its final number of tokens."""
-        if parent is None or is_complete(parent):
+    def _missing_prompt_kv(self, parent: Node | None) -> dict[Segment, int]:
+        """Return the segment and token count of a parent that must be prefilled; empty if none."""
+        if parent is None or has_all_kv(parent):
             return {}
         state = state_of(parent)
         segment = state.segment if state is not None else self._cache.blank()
@@ -300,9 +300,9 @@ class AdmissionQueue:
     # --- prefetching -------------------------------------------------------------------------
 
     def prefetch_group(self, running: Sequence[Row]) -> None:
-        """Tell the cache which KV the waiting groups need, and start loading for the first group.
+        """Tell the cache which KV the waiting groups need, and start loading the first group's.
 
-        Without barriers, as many waiting nodes as rows run count as one group.
+        Without barriers, waiting nodes are divided into groups as large as the running batch.
         """
         if not self._cache.evicts:
             return
@@ -310,7 +310,7 @@ class AdmissionQueue:
         for place, (node, group) in enumerate(self._pairs):
             number = group if self.barriers else place // max(1, len(running))
             groups.setdefault(number, []).append(node)
-        needs = [*map(self.read_by, groups.values())]
+        needs = [*map(self.copies_read, groups.values())]
         self._cache.expect(needs)
         if not groups:
             return
@@ -320,16 +320,18 @@ class AdmissionQueue:
         self._cache.write_ahead(needs[0], growth, {row.segment for row in running})
 
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
-        """Start loading KV that `rows` lack while others run; return True if `rows` must wait.
+        """Start loading the KV of `rows` from the host; return True if they should join later.
+
+        They join after `passes` passes of the rows that are running.
 
         Raises:
-            CapacityError: if it does not fit; LinkError: if the link has failed.
+            CapacityError: if the KV does not fit; LinkError: if the link has failed.
         """
         costs = self._costs
         if self.prefetching or not num_running or self.parking is None or costs is None:
             return False
         device = self._cache.device
-        needs = self.read_by([row.node for row in rows])
+        needs = self.copies_read([row.node for row in rows])
         kv_bytes = device.num_blocks * device.bytes_per_block  # with parking, a pass reads most KV
         pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
         load = self._cache.missing_bytes(needs) / costs.link_bandwidth / pass_s
@@ -351,29 +353,29 @@ class AdmissionQueue:
             row.unpin_segments()
         return bool(rows)
 
-    def forget(self, row: Row) -> None:
-        """Remove a row from the prefetched rows. The caller has unpinned its KV."""
+    def discard(self, row: Row) -> None:
+        """Forget that KV of a row is being prefetched. The caller has unpinned the KV."""
         self.prefetching = [each for each in self.prefetching if each is not row]
 
 
 def _num_tokens(node: Node) -> int:
-    """Return the number of tokens that a node's unfinished step has so far."""
+    """Return how many tokens of a node's unfinished step are decoded."""
     state = state_of(node)
     return len(state.row.tokens) if state is not None and state.row is not None else 0
 
 
 class SpeculativeQueue:
-    """Children of finished steps for slots that no open step needs (FlashTTS 4.1.2, phase 2).
+    """Queue of speculative children, decoded in idle slots (FlashTTS 4.1.2, phase 2).
 
-    Some wait, the likeliest first; some hold KV. They never keep a slot or memory that an open step
-    needs.
+    The likeliest child comes first. Admitted children hold KV until they are opened or dropped; any
+    open step that needs their slot or memory takes it.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Node, None] = {}
         self.held: dict[Node, None] = {}  # children with KV, in the order of admission
-        # fresh: waiting children have arrived since the last `begin`. active: the present round has
-        # speculative children.
+        # fresh: children have arrived since the last `take_rows`. active: the last `replace`
+        # brought any.
         self.fresh = self.active = False
 
     def replace(self, nodes: Iterable[Node]) -> None:
@@ -385,12 +387,12 @@ class SpeculativeQueue:
         """Put a preempted child at the front of the waiting children."""
         self._waiting = {node: None, **self._waiting}
 
-    def begin(
+    def take_rows(
         self, capacity: Capacity, queue: AdmissionQueue, running: Sequence[Row], most: int
     ) -> list[Row]:
-        """Return rows of up to `most` waiting children for which memory is free; they then hold KV.
+        """Return rows for up to `most` waiting children, as long as memory is free.
 
-        Children that selection has opened since, that run, or that are complete are skipped.
+        Children that run, are decoded, or that selection has opened meanwhile are skipped.
         """
         self.fresh = False
         rows: list[Row] = []
@@ -400,8 +402,8 @@ class SpeculativeQueue:
                 break
             if not node.speculative or node in under_way or node.state is not NodeState.OPEN:
                 continue
-            row = capacity.open_row(node)
-            if not queue.is_free([*rows, row]):
+            row = capacity.get_or_create_row(node)
+            if not queue.fits_free_memory([*rows, row]):
                 break
             rows.append(row)
         for row in rows:
@@ -409,13 +411,13 @@ class SpeculativeQueue:
             self.held[row.node] = None
         return rows
 
-    def forget(self, node: Node) -> None:
-        """Remove a child that holds no KV any more."""
+    def discard(self, node: Node) -> None:
+        """Remove a child whose KV was freed."""
         self._waiting.pop(node, None)
         self.held.pop(node, None)
 
-    def last(self) -> Node | None:
-        """Return the child whose memory is freed first: the one admitted last; None without any."""
+    def last_admitted(self) -> Node | None:
+        """Return the child that was admitted last, which is dropped first; None without any."""
         for node in [node for node in self.held if not node.speculative]:
             del self.held[node]  # selection has opened it
         return next(reversed(self.held), None)

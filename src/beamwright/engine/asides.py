@@ -1,9 +1,8 @@
-"""Asides: short texts generated after a path and then discarded, such as a judge's critiques.
+"""Asides: short texts that a model generates after a path, outside the tree (a judge's critiques).
 
-An aside reads a path's KV. The KV of its own tokens is in segments that are freed after its batch.
-Asides are greedy, or sampled from random streams of their own. Their tokens therefore depend on
-path and stream alone, not on batch or budget. This module knows one model, no verifier and no
-policy.
+An aside reads a path's KV. The KV of its own tokens is freed after its batch. Asides are greedy, or
+sampled with random keys of their own, so their tokens depend on path and key alone, not on batch or
+budget.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ GREEDY = SamplingSettings(temperature=0.0)
 
 @dataclass(eq=False, kw_only=True)
 class Aside:
-    """A text that is generated after a path."""
+    """A short text to generate after a path, and its tokens so far."""
 
     node: Node  # the node that the aside is about
     given: Sequence[int]  # token ids at the start of the text, which are prefilled
@@ -41,7 +40,7 @@ class Aside:
     ends: Callable[[Sequence[int]], bool]  # returns True if the last token ends the text
     path: Path = ()  # stored KV that the text follows
     start: int = 0  # number of tokens in `path`
-    stream: tuple[int, int] = (0, 0)  # key of the random stream
+    stream: tuple[int, int] = (0, 0)  # random key, from `noise.lineage_key`
     token_ids: list[int] = field(default_factory=list)  # generated so far
     ended: bool = False  # True once `ends` was true
 
@@ -51,13 +50,13 @@ class Aside:
         return self.ended or len(self.token_ids) >= self.limit
 
     def restart(self) -> None:
-        """Discard the generated tokens, and count them as overrun."""
+        """Discard the generated tokens, and count them as wasted (`Node.usage`)."""
         self.node.usage["overrun"] += len(self.token_ids)
         self.token_ids, self.ended = [], False
 
 
 class AsideWriter:
-    """Generates asides with one model. One thread at a time may call it.
+    """Generator of asides with one model. One thread at a time may call it.
 
     num_tokens: size of the vocabulary; rows of the LM head beyond it have no text.
     who: name of the caller in errors.
@@ -71,7 +70,7 @@ class AsideWriter:
         self._sampler = Sampler(num_tokens, decoder.device, (), decoder.tile_rows)
 
     def first_that_fit(self, asides: Sequence[Aside]) -> Sequence[Aside]:
-        """Return as many asides from the front as fit at full length, next to leased KV."""
+        """Return the longest prefix of `asides` whose KV fits at full length, beside pinned KV."""
         store = self._model.store
 
         def too_many(count: int) -> bool:
@@ -158,7 +157,7 @@ class AsideWriter:
                 present = [*(present[i] for i in going), *([None] * spare)]
                 index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
                 tokens, positions, keys = tokens[index], positions[index], keys[index]
-                how = how.picked(index)
+                how = how.select_rows(index)
             hidden = session.forward(tokens, positions)
             # Stopped rows are computed too; their positions must stay inside the context.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
@@ -170,7 +169,10 @@ class AsideWriter:
         logprobs: Sequence[float],
         session: DecodeSession,
     ) -> list[int]:
-        """Append a token to each aside that goes on; return the row indices that still go on."""
+        """Append a token to each unfinished aside; return the rows of those still unfinished.
+
+        Finished rows are detached from the session.
+        """
         going: list[int] = []
         done: list[int] = []
         drawn = enumerate(zip(present, tokens, logprobs, strict=True))

@@ -1,9 +1,8 @@
-"""What rows need: the length of steps, the KV demand of a round, and working memory.
+"""Estimates for admission: how long steps get, the KV that rows need, and how many rows fit.
 
-This module also creates a node's row. It knows rows, segments and lengths, no queue and no tensors.
-LBS section 4.2 reads the free memory before every step and sets #Beam from it. Here KV has its own
-ledger (`Capacity`). The rest of a row's memory, its tail, activations and logits, is counted
-separately (`WorkingMemory`).
+LBS section 4.2 reads the free memory before every step and sets #Beam from it. Here KV has a budget
+of its own (`Capacity`). The rest of a row's memory, its tail, activations and logits, is counted
+separately (`WorkingMemory`). This module also creates rows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from beamwright.engine.endings import begins_thought, row_limit
-from beamwright.engine.row import Decodings, Row, RowLimit, begin_state, is_complete, state_of
+from beamwright.engine.row import Decodings, Row, RowLimit, create_state, has_all_kv, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
@@ -23,19 +22,19 @@ from beamwright.tree import Node, SearchTree
 # Most tokens of a row per iteration; rows join and leave between iterations.
 ITERATION_TOKENS = 16
 _FIRST_GUESS = 32  # tokens of a step before any step is complete
-_MARGIN = 1.25  # of the expected length over the mean length
-_LEAST_BEGUN = 2  # fewest tokens that a child begins with
-_COMPACT_BELOW = 0.75  # a batch this much smaller always pays
-_MAKING_S = 0.005  # seconds of the host between two iterations, to rearrange the batch
+_MARGIN = 1.25  # expected length of a step, divided by the mean length so far
+_LEAST_BEGUN = 2  # fewest tokens that a child copies from a sibling
+_COMPACT_BELOW = 0.75  # shrinking a batch to this share of its rows always pays
+_REARRANGE_S = 0.005  # seconds that rearranging the batch takes on the host
 _STOPPED_SHARE = 16  # 1/16 of the rows must stop to end an iteration of slow passes
 
 
 class WorkingMemory:
-    """Number of rows that can be decoded together.
+    """Limit of the batch size from memory besides KV, and decisions when to shrink the batch.
 
-    free_bytes: called before every plan; None if the machine does not report free memory (a CPU).
-    row_bytes: returns a row's working bytes for the number of tokens of its step.
-    costs: the costs of a pass.
+    free_bytes: returns the device's free bytes; None if it does not report them (a CPU).
+    row_bytes: returns the bytes that a row needs besides KV, given the tokens of its step.
+    costs: time model of a forward pass.
     pad: returns the padded number of rows of a batch.
     """
 
@@ -53,7 +52,7 @@ class WorkingMemory:
     def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
         """Return how many rows with steps of `step_tokens` tokens fit, at least 1; None if unknown.
 
-        held_bytes: bytes that are not free but kept for later rows.
+        held_bytes: bytes that are allocated already, but reserved for rows.
         """
         limits = [] if self._failed_at is None else [max(1, self._failed_at // 2)]
         if self._free_bytes is not None:
@@ -61,44 +60,46 @@ class WorkingMemory:
             limits.append(max(1, free_bytes // self._row_bytes(step_tokens)))
         return min(limits, default=None)
 
-    def pays(self, num_active: int, num_rows: int) -> bool:
-        """Return True if a smaller batch saves more time than rearranging it costs.
+    def pays_to_compact(self, num_active: int, num_rows: int) -> bool:
+        """Return True if removing stopped rows from the batch saves more time than it costs.
 
-        num_active: rows that still run. num_rows: rows of the present batch, padding included.
+        num_active: rows that have not stopped. num_rows: rows of the batch, padding included.
         """
         fewer, costs = self._pad(num_active), self.costs or PassCosts()
         spared_s = ITERATION_TOKENS * (costs.seconds(num_rows) - costs.seconds(fewer))
-        pays = fewer <= _COMPACT_BELOW * num_rows or spared_s > _MAKING_S
+        pays = fewer <= _COMPACT_BELOW * num_rows or spared_s > _REARRANGE_S
         return pays and 0 < num_active <= fewer < num_rows
 
-    def enough(self, awaited: int, num_active: int, num_rows: int) -> int:
-        """Return the number of awaited rows that must stop to end an iteration, if no step waits.
+    def stops_to_end(self, awaited: int, num_active: int, num_rows: int) -> int:
+        """Return how many open rows must stop to end an iteration early, if no step waits.
 
-        Slow passes: a small share of the rows, because stopped rows are computed until the
-        iteration ends. Fast passes: as many rows as make a smaller batch pay.
+        If passes are slow, a small share of the rows is enough, because stopped rows are computed
+        until the iteration ends. If passes are fast, it ends once a smaller batch pays.
 
-        awaited: rows of open nodes. num_active, num_rows: as in `pays`.
+        awaited: number of `open_rows`. num_active, num_rows: as in `pays_to_compact`.
         """
-        if self.costs is not None and self.costs.seconds(num_active) > _MAKING_S:
+        if self.costs is not None and self.costs.seconds(num_active) > _REARRANGE_S:
             return max(1, awaited // _STOPPED_SHARE)
         others = num_active - awaited
-        few = range(1, awaited)  # if a batch of n pays, so does any smaller one: bisect
-        return awaited - bisect(few, False, key=lambda n: not self.pays(n + others, num_rows))
+        few = range(1, awaited)  # bisect: if shrinking to n rows pays, so does shrinking further
+        return awaited - bisect(
+            few, False, key=lambda n: not self.pays_to_compact(n + others, num_rows)
+        )
 
     def note_failure(self, num_rows: int) -> None:
-        """Note that memory ran out with `num_rows` rows, so that later batches are smaller.
+        """Record that memory ran out with `num_rows` rows, so that later batches are smaller.
 
-        A single row that fails does not limit the others.
+        The failure of a single row sets no limit.
         """
         if num_rows > 1:
             self._failed_at = min(num_rows, self._failed_at or num_rows)
 
 
 class Capacity:
-    """KV capacity of one cache manager's device. Creates rows, and estimates step lengths.
+    """Creator of rows, with estimates of step lengths and of the KV that a round needs.
 
-    Lengths are exact where steps have a fixed length. Otherwise they follow from the lengths seen
-    so far. Schedules reserve memory by them. Results do not depend on them.
+    Lengths are exact if steps have a fixed length, else estimated from the steps seen so far.
+    Schedules and admission reserve memory by them; results do not depend on them.
 
     decodings: the settings of all trees. context: the most tokens of a path.
     """
@@ -110,15 +111,15 @@ class Capacity:
 
     # --- how long steps are ------------------------------------------------------------------
 
-    def observe(self, num_tokens: int) -> None:
-        """Record the length of a complete step."""
+    def record_length(self, num_tokens: int) -> None:
+        """Record the number of tokens of a complete step, for `expected_tokens`."""
         self._num_steps += 1
         self._num_tokens += num_tokens
 
     def has_fixed_length(self, node: Node) -> bool:
-        """Return True if the node's step has a fixed length, unless its path ends before.
+        """Return True if steps of this node's tree have a fixed length, unless the path ends first.
 
-        It has none if the model marks thoughts, because the end of a thought ends a step.
+        If the model marks thoughts, lengths vary, because the end of a thought ends a step.
         """
         marked = self.decodings.marks is not None
         return not marked and self.decodings.of(node).step.step_tokens is not None
@@ -136,26 +137,28 @@ class Capacity:
 
     # --- rows --------------------------------------------------------------------------------
 
-    def open_row(self, node: Node, group: int = 0) -> Row:
-        """Return a node's row: a new one with a new segment, or the row that was preempted."""
+    def get_or_create_row(self, node: Node, group: int = 0) -> Row:
+        """Return a node's row: a new one with an empty segment, or the one that was preempted."""
         state = state_of(node)
         if state is None:
-            state, decoding = begin_state(node, self._cache), self.decodings.of(node)
+            state, decoding = create_state(node, self._cache), self.decodings.of(node)
             thought = begins_thought(node, self.decodings.marks)
             limit = self._limit(node, thought=thought is not False)
-            otherwise = self._limit(node) if thought is None else None
-            state.row = Row(node, state.segment, decoding, limit, group, thought, otherwise)
+            limit_outside_thought = self._limit(node) if thought is None else None
+            state.row = Row(
+                node, state.segment, decoding, limit, group, thought, limit_outside_thought
+            )
         assert state.row is not None
         return state.row
 
     def start_from_sibling(self, node: Node, begun: Node, share: float) -> None:
-        """Let an open node begin with a share (0 to 1) of its sibling's tokens.
+        """Copy a share (0 to 1) of a sibling's tokens to an open node, which decodes on from there.
 
-        This is FlashTTS's DuplicateThenTruncate. With fewer than two tokens nothing happens. The KV
-        of these tokens is computed when the row joins (`chains`).
+        This is FlashTTS's DuplicateThenTruncate. Fewer than two tokens are not copied. Their KV is
+        computed when the row joins (`chains.complete_paths`).
         """
         source: Node | Row = begun
-        tokens, state, row = list(begun.token_ids), state_of(begun), self.open_row(node)
+        tokens, state, row = list(begun.token_ids), state_of(begun), self.get_or_create_row(node)
         if not tokens and state is not None and state.row is not None:
             source, tokens = state.row, state.row.tokens
         most = len(tokens) - (source.stop is not None)  # without the token that ends the step
@@ -166,38 +169,39 @@ class Capacity:
         row.top = list(source.top[:count])
         row.stats = {name: list(values[:count]) for name, values in source.stats.items()}
 
-    # --- what nothing reads any more ---------------------------------------------------------
+    # --- KV that no row reads any more -------------------------------------------------------
 
     def free_outside_window(self, tree: SearchTree) -> None:
-        """Free window KV and recurrent states of this tree that no later row reads.
+        """Free KV of sliding-window layers, and recurrent states, that no later row reads.
 
         The state of a prompt is kept, because the prompt may get children at any time.
         """
         groups = self._cache.device.groups
         for window, fixed in sorted({(g.window, g.fixed) for g in groups if g.window is not None}):
-            for node in tree.outside_window(window, _begins):
+            for node in tree.outside_window(window, _first_uncomputed):
                 stays = fixed and node.parent is None
                 if (state := state_of(node)) is not None and state.row is None and not stays:
-                    self._cache.forget(state.segment, window)
+                    self._cache.free_window(state.segment, window)
 
-    def let_parents_go(self, rows: Sequence[Row]) -> bool:
-        """Unpin the recurrent states of parents, once rows have states of their own.
+    def unpin_parent_states(self, rows: Sequence[Row]) -> bool:
+        """Unpin recurrent states of parents that these rows no longer read.
 
-        Return True if this frees room.
+        A row reads its parent's state only until it has a state of its own. Return True if KV can
+        be evicted now that could not before.
         """
         if not self._cache.device.has_states:
             return False
         before = self._cache.room
         for row in rows:
-            row.lease.keep(row.needs())
+            row.lease.keep_only(row.needs())
         return self._cache.room > before
 
-    # --- what a schedule sees ----------------------------------------------------------------
+    # --- KV demand, for schedules ------------------------------------------------------------
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
-        """Return the KV that open nodes need in a round; None if KV cannot leave the device.
+        """Return the KV that a round of these open nodes needs; None if KV is never evicted.
 
-        Segments are numbered in the order in which the paths first meet them.
+        Segments are numbered in the order in which they first occur on the paths.
         """
         if not self._cache.evicts:
             return None
@@ -226,7 +230,7 @@ class Capacity:
                 behind = 0 if node is beam else beam.start - node.end
                 if len(known := reads.setdefault(node, set())) < len(ledger.groups):
                     since = 0 if node is beam else own
-                    sizes[above] += self._fresh_bytes(num_tokens, behind, since, known)
+                    sizes[above] += self._added_bytes(num_tokens, behind, since, known)
             leaf.append(above)
             blocks = ledger.blocks_for(self.expected_tokens(beam)) - ledger.blocks_for(stored)
             growth.append(max(1, blocks) * ledger.bytes_per_block)
@@ -242,12 +246,15 @@ class Capacity:
             previous_need_bytes=previous,
         )
 
-    def _fresh_bytes(self, num_tokens: int, behind: int, since: int, reads: set[int]) -> int:
-        """Return a node's bytes in layer groups that `reads` lacks, and add these groups.
+    def _added_bytes(self, num_tokens: int, behind: int, since: int, reads: set[int]) -> int:
+        """Return the bytes by which one more reader extends the KV that is read of a node.
+
+        Layer groups with a sliding window or recurrent states are read only from nearby.
 
         num_tokens: the node's tokens.
         behind: tokens between the node and the step that reads it.
-        since: tokens of that step that are stored; the step then has its own recurrent state.
+        since: stored tokens of that step, which then has a recurrent state of its own.
+        reads: numbers of the layer groups that other steps read already; extended by this call.
         """
         ledger, num_blocks = self._cache.device, 0
         for number, group in enumerate(ledger.groups):
@@ -259,10 +266,10 @@ class Capacity:
         return num_blocks * ledger.bytes_per_block
 
 
-def _begins(leaf: Node) -> int:
-    """Return the first position on a leaf's path that must still be computed.
+def _first_uncomputed(leaf: Node) -> int:
+    """Return the position on a leaf's path from which on tokens have no KV yet.
 
-    Prompts, ends of replies, and turns are computed when the first row after them is admitted.
+    Prompts, ends of replies, and turns get KV when the first row below them is admitted.
     """
-    owing = list(takewhile(lambda node: not is_complete(node), reversed(leaf.path())))
+    owing = list(takewhile(lambda node: not has_all_kv(node), reversed(leaf.path())))
     return owing[-1].start if owing else leaf.end

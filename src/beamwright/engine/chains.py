@@ -1,9 +1,8 @@
-"""KV of whole paths: the tokens that must be forwarded before a step, or a resumed tree, can begin.
+"""Prefill of missing KV: prompts and turns before a step is decoded, and trees that are resumed.
 
 A checkpoint holds no KV. The KV of a resumed tree is computed again by prefill, for the nodes that
 the search still needs. Prefill and decoding differ in the last bits of float32, so only in float64
-does the tree continue exactly as before (docs/concepts/sameness.md, layer 2). This module knows
-which tokens of a path have KV, no sampling and no stops.
+does the tree continue exactly as before (docs/concepts/sameness.md, layer 2).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from beamwright.engine.row import (
     OWNER,
     GeneratorState,
     Row,
-    begin_state,
-    is_complete,
+    create_state,
+    has_all_kv,
     path_to,
     state_of,
 )
@@ -35,14 +34,14 @@ from beamwright.tree import Node, NodeState
 
 _PIECE_TOKENS = 4 * CHUNK_TOKENS  # most tokens of a node that one prefill forwards
 
-# Function that computes and stores the KV of requests; returns each one's last hidden state.
+# Computes and stores the KV of each request. Returns the last hidden state [1, hidden] of each.
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 
 
-class Unfinished(Exception):
-    """Signal that a long prompt was forwarded only in part.
+class PrefillUnfinished(Exception):
+    """Exception that says that only one piece of a long prompt was prefilled so far.
 
-    nodes: the open nodes that still wait for it.
+    nodes: the open nodes whose step cannot begin before the prompt is complete.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -53,15 +52,16 @@ class Unfinished(Exception):
 def complete_paths(
     rows: Sequence[Row], cache: CacheManager, prefill: Prefill, lease: Lease, progress: Progress
 ) -> list[Segment]:
-    """Forward the tokens of the rows' paths that have no KV yet, and return the segments that grew.
+    """Prefill all tokens of the rows' paths that have no KV yet; return the segments that grew.
 
-    These are prompts, turns, and tokens that a row took over from a sibling. The KV of a reply's
-    last step was freed when the reply ended; before a turn it is computed again. Segments that were
-    empty join the lease.
+    These are prompts, turns, and tokens that a row copied from a sibling. The KV of a reply's last
+    step was freed when the reply ended; before a turn it is computed again.
+
+    lease: pins segments on the device; segments that were empty are added to it.
 
     Raises:
-        CapacityError: if the KV budget cannot hold them; Unfinished: if only the next piece of a
-            long prompt was forwarded. Deadlines are checked between two pieces.
+        CapacityError: if the KV budget is too small.
+        PrefillUnfinished: after one piece of a long prompt, so that the caller can check deadlines.
     """
 
     def forward(requests: Sequence[PrefillRequest]) -> Sequence[Any]:
@@ -72,16 +72,16 @@ def complete_paths(
 
     parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
     grown: list[Segment] = []
-    for level in _owing(parents):
-        requests = [_owed(node, cache) for node in level]
+    for level in _nodes_without_kv(parents):
+        requests = [_request_missing(node, cache) for node in level]
         num_tokens = sum(len(request.token_ids) for request in requests)
         if num_tokens > len(requests):
             progress.doing(f"prefill of {num_tokens:,} tokens")
         for node, hidden in zip(level, forward(requests), strict=True):
             if node.handles[OWNER].segment.length == len(node.token_ids):
                 node.handles[OWNER].hidden = hidden
-        if not all(map(is_complete, level)):
-            raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
+        if not all(map(has_all_kv, level)):
+            raise PrefillUnfinished([row.node for row in rows if not has_all_kv(row.node.parent)])
         grown += [request.segment for request in requests]
     for node in parents:
         state: GeneratorState = node.handles[OWNER]
@@ -90,47 +90,50 @@ def complete_paths(
             state.extended = True
     given = [row for row in rows if row.segment.length < row.forwarded]
     if given:
-        forward([_given(row) for row in given])
+        forward([_request_copied(row) for row in given])
     return grown
 
 
-def _request(node: Node, tokens: Sequence[int]) -> PrefillRequest:
-    """Return a request to forward tokens of a node after those in its segment."""
+def _make_request(node: Node, tokens: Sequence[int]) -> PrefillRequest:
+    """Return a request to prefill these tokens of a node, after those that have KV."""
     segment = node.handles[OWNER].segment
     return PrefillRequest(path_to(node.parent), segment, tokens, node.start + segment.length)
 
 
-def _owed(node: Node, cache: CacheManager) -> PrefillRequest:
-    """Return a request for the tokens that a node lacks, or the next piece; create its segment."""
-    segment = (state_of(node) or begin_state(node, cache)).segment
+def _request_missing(node: Node, cache: CacheManager) -> PrefillRequest:
+    """Return a request to prefill a node's tokens that lack KV, or the next piece of them.
+
+    Create the node's segment if it has none.
+    """
+    segment = (state_of(node) or create_state(node, cache)).segment
     tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
     if len(tokens) > 1 or node.parent is None:
         node.usage["generator_prefilled"] += len(tokens)
     node.usage["generator_reused"] -= len(tokens)
-    return _request(node, tokens)
+    return _make_request(node, tokens)
 
 
-def _given(row: Row) -> PrefillRequest:
-    """Return a request for a row's tokens that were taken over, not decoded."""
+def _request_copied(row: Row) -> PrefillRequest:
+    """Return a request to prefill a row's tokens that were copied from a sibling, not decoded."""
     tokens = row.tokens[row.segment.length : row.forwarded]
     row.node.usage["generator_prefilled"] += len(tokens)
-    return _request(row.node, tokens)
+    return _make_request(row.node, tokens)
 
 
-def _owing(parents: Iterable[Node]) -> list[list[Node]]:
-    """Return nodes above `parents` whose KV lacks tokens, in levels: ancestors come first."""
+def _nodes_without_kv(parents: Iterable[Node]) -> list[list[Node]]:
+    """Return `parents` and ancestors that lack KV, as one list per level, ancestors first."""
     levels: dict[int, dict[Node, None]] = {}
     for parent in parents:
-        chain = list(takewhile(lambda node: not is_complete(node), reversed(parent.path())))
+        chain = list(takewhile(lambda node: not has_all_kv(node), reversed(parent.path())))
         for level, node in enumerate(reversed(chain)):
             levels.setdefault(level, {})[node] = None
     return [list(level) for level in levels.values()]
 
 
-def is_broken(beam: Node) -> bool:
-    """Return True if an ancestor has all its KV but no hidden state, because of an earlier error.
+def has_broken_ancestor(beam: Node) -> bool:
+    """Return True if an ancestor has all its KV but lost its hidden state in an earlier error.
 
-    Computing it again would change the last bits of float32.
+    Such a path cannot go on, because prefill would change the last bits of float32.
     """
     return any(
         state.hidden is None and state.segment.length == len(node.token_ids)
@@ -149,13 +152,12 @@ def restore_kv(
     nodes: Iterable[Node],
     forget: Callable[[], None],
 ) -> None:
-    """Compute the KV of a resumed tree's nodes for generator and verifier.
+    """Prefill the KV of a resumed tree's nodes, for the generator and for the verifier.
 
     generator: None if it is remote, without KV here.
-    judges: returns True if the verifier was given a step.
-    nodes: decoded nodes with KV that may be needed, with all their ancestors.
-    forget: frees KV that no later row reads, such as inner nodes' states once deeper nodes have
-        theirs.
+    judges: returns True if a node was given to the verifier.
+    nodes: decoded nodes whose KV may be needed, with all their ancestors.
+    forget: frees KV that no later row reads; called after each level.
 
     Raises:
         CapacityError: if a KV budget cannot hold them; KV computed so far stays on the nodes.
@@ -166,7 +168,7 @@ def restore_kv(
             _restore_level(generator, list(level))
             forget()
     keeper: Any = verifier if hasattr(verifier, "restore") else None
-    if keeper is not None:  # this verifier also keeps KV on the nodes
+    if keeper is not None:  # the verifier is a model with KV of its own
         device = keeper.tree_model.decoder.device
         # Kernels are launched on the current device, which is the generator's.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -177,27 +179,27 @@ def restore_kv(
 
 @torch.inference_mode()
 def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
-    """Compute the segments and last hidden states of nodes at one depth."""
+    """Prefill the generator's KV and last hidden states of all nodes at one depth."""
     for node in nodes:  # before anything can fail, so that these segments are freed later
-        begin_state(node, model.store).extended = _extended(node)
-    owners = [node for node in nodes if _stored(node)]
-    requests = [_request(node, _stored(node)) for node in owners]
+        create_state(node, model.store).extended = _has_decoded_child(node)
+    owners = [node for node in nodes if _tokens_to_store(node)]
+    requests = [_make_request(node, _tokens_to_store(node)) for node in owners]
     for node, hidden in zip(owners, model.prefill(requests), strict=True):
         node.handles[OWNER].hidden = hidden[-1:].clone()
     model.store.counts.recomputed_tokens += sum(len(r.token_ids) for r in requests)
 
 
-def _stored(node: Node) -> tuple[int, ...]:
-    """Return the node's tokens that have KV: all or none.
+def _tokens_to_store(node: Node) -> tuple[int, ...]:
+    """Return the tokens of a node to prefill on resume: all or none.
 
     A turn, and the last step of an ended reply, get KV only when the next reply begins.
     """
     waits = node.ended or node.turn is not None
-    return () if waits and not _extended(node) else node.token_ids
+    return () if waits and not _has_decoded_child(node) else node.token_ids
 
 
-def _extended(node: Node) -> bool:
+def _has_decoded_child(node: Node) -> bool:
     return any(
-        child.state is not NodeState.OPEN if child.turn is None else _extended(child)
+        child.state is not NodeState.OPEN if child.turn is None else _has_decoded_child(child)
         for child in node.children
     )

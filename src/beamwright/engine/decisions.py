@@ -1,10 +1,9 @@
-"""Decisions about a tree: checks of the actions of policies, and stops that end a search early.
+"""Validation of what strategies and schedules return, and the rules that stop a search early.
 
-The results of a strategy, a schedule or a user's stop are checked before the loop obeys them,
-built-in or not. A result that would hang the loop, or that could only be half obeyed, ends the
-search with an error that names the policy. A search can end early by time, tokens or votes, with
-the best candidates so far as its result. This module is pure: it sees a tree with a scored round,
-and seconds; no clock and no models.
+Results of policies, built-in or a user's, are checked before the engine applies them. A result that
+would hang the engine, or could be applied only in part, ends the search with an error that names
+the policy. A search can stop early by time, tokens or votes, with the best candidates so far as its
+result. These functions are pure: they get a tree and seconds, and read no clock.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Actio
     name = f"strategy {policy_name(strategy)}, round {tree.rounds}"
     answer = call_policy(name, strategy.select, tree, rng)
     if not isinstance(answer, Iterable) or isinstance(answer, str):
-        raise PolicyError(f"{name}: select returned {_shown(answer)}, not a list of actions")
+        raise PolicyError(f"{name}: select returned {_describe(answer)}, not a list of actions")
     actions = list(answer)
     judged: set[Node] = set()
     for action in actions:
         if not isinstance(action, _ACTIONS):
             kinds = ", ".join(kind.__name__ for kind in _ACTIONS)
-            raise PolicyError(f"{name}: {_shown(action)} is no action ({kinds})")
+            raise PolicyError(f"{name}: {_describe(action)} is no action ({kinds})")
         if not isinstance(action, Finish):
-            problem = "decides twice about" if action.node in judged else _wrong(action, tree)
+            problem = "decides twice about" if action.node in judged else _why_not(action, tree)
             if problem:
-                raise PolicyError(f"{name}: {problem} {_shown(action.node)}")
+                raise PolicyError(f"{name}: {problem} {_describe(action.node)}")
             judged.add(action.node)
     if not any(isinstance(action, Extend | Ask | Finish) for action in actions):
         num_waiting = len(tree.candidates())
@@ -80,7 +79,9 @@ def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Actio
 def collect_prospects(
     strategy: Strategy, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
 ) -> list[Prospect]:
-    """Return the checked prospects of a strategy; empty if it does not foresee.
+    """Return the checked prospects of a strategy: the steps that it will probably extend.
+
+    Empty if the strategy is no `Foresees`.
 
     beams: the steps of the present round. ahead: speculative children with a decoded step.
 
@@ -94,14 +95,14 @@ def collect_prospects(
     prospects = list(call_policy(name, strategy.prospects, tree, beams, ahead))
     for prospect in prospects:
         if not isinstance(prospect, Prospect):
-            raise PolicyError(f"{name}: {_shown(prospect)} is no Prospect")
-        if problem := _wrong(Extend(prospect.node, prospect.children), tree):
-            raise PolicyError(f"{name}: foresees {problem} {_shown(prospect.node)}")
+            raise PolicyError(f"{name}: {_describe(prospect)} is no Prospect")
+        if problem := _why_not(Extend(prospect.node, prospect.children), tree):
+            raise PolicyError(f"{name}: foresees {problem} {_describe(prospect.node)}")
     return prospects
 
 
 def make_plan(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
-    """Return the checked plan of a schedule, without empty groups.
+    """Call a schedule, and return its checked plan without empty groups.
 
     Raises:
         PolicyError: if the schedule raises, or if its groups are not distinct beams of the view, at
@@ -110,14 +111,14 @@ def make_plan(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
     name = f"schedule {policy_name(schedule)}"
     plan = call_policy(name, schedule.plan, view)
     if not isinstance(plan, Plan):
-        raise PolicyError(f"{name}: plan returned {_shown(plan)}, not a Plan")
+        raise PolicyError(f"{name}: plan returned {_describe(plan)}, not a Plan")
     groups = tuple(tuple(group) for group in plan.groups if group)
     known, seen = set(view.beams), set()
     for beam in (beam for group in groups for beam in group):
         if beam not in known:
-            raise PolicyError(f"{name}: {_shown(beam)} in a group is no beam that waits")
+            raise PolicyError(f"{name}: {_describe(beam)} in a group is no beam that waits")
         if beam in seen:
-            raise PolicyError(f"{name}: {_shown(beam)} is in two groups, or twice in one")
+            raise PolicyError(f"{name}: {_describe(beam)} is in two groups, or twice in one")
         seen.add(beam)
     if not groups and view.beams:
         raise PolicyError(f"{name}: an empty plan, while {len(view.beams)} beams wait")
@@ -145,8 +146,10 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
         raise PolicyError(f"{name}: it raised {error_line(error)}") from error
 
 
-def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
-    """Store on ended nodes the answers that their replies state, unless stored already.
+def store_answers(way: Answers, nodes: Iterable[Node]) -> None:
+    """Read the answers that ended replies state, and store them on their nodes.
+
+    way: reads an answer from a reply, and makes the key under which equal answers vote together.
 
     Raises:
         PolicyError: if a plugin raises, or returns no text.
@@ -159,12 +162,12 @@ def note_answers(way: Answers, nodes: Iterable[Node]) -> None:
         if isinstance(answer, str) and answer.strip():
             vote = call_policy(name, way.key, answer, node.notes_of_reply)
         if not isinstance(answer, str | None) or not isinstance(vote, str | None):
-            raise PolicyError(f"{name}: {_shown(answer)} and {_shown(vote)} are no texts")
+            raise PolicyError(f"{name}: {_describe(answer)} and {_describe(vote)} are no texts")
         node.answer, node.vote = answer, vote
 
 
-def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
-    """Return why an action cannot be obeyed; None if it can."""
+def _why_not(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
+    """Return why an action is invalid, worded to stand before the node; None if it is valid."""
     node: Any = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on what is no node of this tree:"
@@ -172,7 +175,7 @@ def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | N
     why: str | None = None
     match action:
         case Extend(children=children) if type(children) is not int or children < 1:
-            why = f"gives {_shown(children)} children to"
+            why = f"gives {_describe(children)} children to"
         case Extend() if node.ended:
             why = "extends a path that has ended:"
         case Extend() if not waits and node.state is not NodeState.KEPT:
@@ -186,22 +189,22 @@ def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | N
     return why
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Node):
         return f"path {'.'.join(map(str, value.lineage))}"
     text = repr(value)
     return text if len(text) < 80 else f"{text[:80]}..."
 
 
-# --- what ends a search -----------------------------------------------------------------------
+# --- early stops ------------------------------------------------------------------------------
 
 
 def check_stops(
     settings: StopSettings, search: SearchSettings, *, probabilities: bool | None = None
 ) -> None:
-    """Check that the vote can be decided before all candidates have voted.
+    """Check that options that stop by votes fit the other options of a search.
 
-    search: settings with the choice of the answer filled in.
+    search: settings with `choose` (how the answer is chosen) filled in.
     probabilities: True if scores lie between 0 and 1; None if that is not known yet.
 
     Raises:
@@ -227,7 +230,7 @@ def check_stops(
 
 
 class StopRule:
-    """The stops of one search.
+    """The early stops of one search: votes, first k, token budget, deadline, a user's functions.
 
     search: the number of candidates, whether equal texts count once, and how the answer is chosen,
         which defines the vote.
@@ -247,18 +250,18 @@ class StopRule:
 
     @property
     def paths_stand_alone(self) -> bool:
-        """True if the strategy decides about each path alone, so that half a round is enough."""
+        """True if the strategy decides about each path alone, so that part of a round is enough."""
         return not self._row.competes
 
-    def is_of_the_tree(self, why: str) -> bool:
-        """Return True if the same tree would stop for the reason `why` in every run."""
+    def is_reproducible(self, why: str) -> bool:
+        """Return True if a stop for the reason `why` would happen in every run of the search."""
         return why in (_SETTLED, self._spent, self._first, self._sure)
 
-    def out_of_time(self, elapsed_s: float) -> bool:
+    def is_out_of_time(self, elapsed_s: float) -> bool:
         """Return True if the deadline has passed."""
         return self._settings.deadline is not None and elapsed_s >= self._settings.deadline
 
-    def why(
+    def find_reason(
         self,
         tree: SearchTree,
         elapsed_s: float,
@@ -269,7 +272,7 @@ class StopRule:
         """Return the reason to stop this tree, whose candidates are scored; None to go on.
 
         elapsed_s: seconds since the search started or was resumed.
-        actions: the actions that the strategy wants; paths that they drop for good do not count.
+        actions: the strategy's actions of this round; paths that they prune for good do not count.
         cut: True if the deadline cut the round. Otherwise rollouts of a lookahead, which are no
             candidates, must end first.
         """
@@ -290,19 +293,20 @@ class StopRule:
             return self._first
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
             return self._spent
-        return self.deadline if self.out_of_time(elapsed_s) else self._asked(tree)
+        return self.deadline if self.is_out_of_time(elapsed_s) else self._ask_functions(tree)
 
     def _is_clear(self, ended: Sequence[Node], candidates: Sequence[Node]) -> bool:
-        """Return True if, between two waves, the vote is clear.
+        """Return True if the leading answer is confident enough (`--stop-confidence`).
 
-        Within a wave it is not tested, because paths that end first may agree more often.
+        This is tested only between two waves of paths, because paths that end first may agree more
+        often.
         """
         sure = self._settings.stop_confidence
         whole = len(ended) < self._n and all(node.ended for node in candidates)
         return sure is not None and whole and lead_confidence(ended) >= sure
 
-    def _asked(self, tree: SearchTree) -> str | None:
-        """Return the reason of the first user's stop function that gives one; else None."""
+    def _ask_functions(self, tree: SearchTree) -> str | None:
+        """Call the user's stop functions; return the first reason that one gives, or None."""
         for stop in self._functions:
             name = f"stop {getattr(stop, '__name__', type(stop).__name__)}"
             why: Any = call_policy(name, stop, tree)
@@ -312,13 +316,15 @@ class StopRule:
                 raise PolicyError(f"{name}: it returned {type(why).__name__}, not a reason or None")
         return None
 
-    def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
+    def make_ending(
+        self, tree: SearchTree, why: str, actions: Sequence[Action] = ()
+    ) -> list[Action]:
         """Return the actions that end the search for the reason `why`.
 
         Ended paths become final candidates. The best-scored other paths fill the remaining places
         as unfinished candidates.
         """
-        kept, given_up = self._candidates(tree, actions), self._given_up(actions)
+        kept, given_up = self._candidates(tree, actions), self._pruned_alone(actions)
         out = {node for node in given_up if node.state is NodeState.FINISHED}
         places = self._n - len(tree.finished()) - len(given_up - out)
         if not self._row.competes:  # without competition a pruned path still takes one of n places
@@ -327,7 +333,7 @@ class StopRule:
         if self._row.finals is None:
             ended = ranked(ended)[:places]
         left = max(0, places - len(ended))
-        shown = max(0, left - len(cut_short(tree)))
+        shown = max(0, left - len(unfinished_paths(tree)))
         unfinished = ranked(node for node in kept if not node.ended)[:shown]
         staying = {*ended, *unfinished}
         dropped = [
@@ -340,28 +346,36 @@ class StopRule:
         lost = [node for node in tree.finished() if node in out]
         return [*map(Prune, [*lost, *dropped]), *map(Complete, ended), Finish(reason)]
 
-    def _given_up(self, actions: Sequence[Action]) -> set[Node]:
-        """Return the paths pruned by a strategy that judges each path alone: always dropped."""
+    def _pruned_alone(self, actions: Sequence[Action]) -> set[Node]:
+        """Return the paths that `actions` prune, if the strategy judges each path alone; else none.
+
+        They stay pruned when the search stops early.
+        """
         if self._row.competes:
             return set()
         return {action.node for action in actions if isinstance(action, Prune)}
 
     def _candidates(self, tree: SearchTree, actions: Sequence[Action]) -> list[Node]:
-        """Return the candidates without rollouts, dropped paths and filtered duplicates."""
+        """Return the candidates that count: no rollouts, dropped paths or filtered duplicates."""
         candidates = [node for node in tree.candidates() if not node.greedy]
-        dropped: Iterable[Node] = self._given_up(actions)
+        dropped: Iterable[Node] = self._pruned_alone(actions)
         if self._search.filter_duplicates and self._row.competes:
             dropped = duplicates(candidates, self._search.width if self._row.apart else None)
         return [node for node in candidates if node not in dropped]
 
 
-def cut_short(tree: SearchTree) -> list[Node]:
+def unfinished_paths(tree: SearchTree) -> list[Node]:
     """Return the paths whose next step was not decoded before a deadline cut the round."""
-    return list(dict.fromkeys(rollout_start(node) for node in tree.nodes() if _waits(node)))
+    return list(
+        dict.fromkeys(rollout_start(node) for node in tree.nodes() if _lacks_next_step(node))
+    )
 
 
-def _waits(node: Node) -> bool:
-    """Return True if a kept node's children are all still open, or its rollout gave nothing."""
+def _lacks_next_step(node: Node) -> bool:
+    """Return True if a kept node has children, but none of them is decoded.
+
+    Rollouts (greedy children) that were pruned count as not decoded.
+    """
     if node.parent is None or node.state is not NodeState.KEPT or not node.children:
         return False
     drawn = [child for child in node.children if not child.greedy]
@@ -371,10 +385,10 @@ def _waits(node: Node) -> bool:
 
 
 def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool = False) -> bool:
-    """Return True if the leading answer wins whatever the remaining candidates answer.
+    """Return True if the leading answer wins the vote, whatever the remaining candidates answer.
 
-    Voters are the same as in `search.choose`: paths that ended by themselves and state an answer. A
-    possible tie is not settled, because scores could then decide for the other answer.
+    Voters are the same as in `search.choose`: paths that ended by themselves and state an answer.
+    False if a tie is possible, because scores could then decide for the other answer.
 
     num_remaining: number of candidates that may still vote.
     weighted: votes are sums of scores. Scores must be probabilities, so that a remaining candidate

@@ -1,11 +1,11 @@
-"""Drafts: tokens that a row will probably sample, predicted from the text of its own tree.
+"""Drafts for speculative decoding, looked up in the text of the same tree (no draft model).
 
 Paths of a tree repeat each other and their prompt. The tokens that once followed the longest suffix
 of a path are likely to follow it again (prompt-lookup decoding, SuffixDecoding). This holds most of
 all for text that siblings are generating at this moment. Measured on the bundled models, about a
 third to a half of the drafted tokens are accepted (docs/log/2026-11.md#drafts-from-the-tree).
 Drafts change time only: a drafted token is accepted only if the row samples the same token, so the
-tree is the same without drafts. This module knows no torch, no tensors and no batch.
+tree is the same without drafts.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SUFFIXES = (8, 6, 4, 3, 2)
 MOST_TOKENS = 1 << 16
 AUTO_DRAFTS = 8  # most drafted tokens of a row with `--drafts auto`
 _LONGEST = SUFFIXES[0]
-_KNEE = 32  # initial guess: a pass of no rows takes as long as this many rows
+_KNEE = 32  # initial guess: the fixed time of a pass equals the time of this many rows
 _PRIOR = 64.0  # weight of the guess: as much as a few passes whose sizes differ by 8 rows
-_KEPT = 0.95  # weight that earlier measurements keep after each pass or iteration
-# Iterations that try each way at first; every 24th iteration tries the slower way again.
+_KEPT = 0.95  # decay of earlier measurements after each pass or iteration
+# Iterations that first try drafts, and then none; every 24th one tries the slower way again.
 _TRIALS, _TRIED_AGAIN = 2, 24
 
 
 @dataclass
 class _Followers:
-    """How often each token has followed a suffix.
+    """Counts of the tokens that have followed one suffix.
 
     best: the most frequent token; of equally frequent ones the latest.
     """
@@ -50,7 +50,7 @@ class _Followers:
 
 
 class TextIndex:
-    """Index of the tokens that followed each suffix in growing texts.
+    """Index from suffixes of texts to the tokens that have followed them.
 
     Suffixes are identified by hash. If two share a hash, the only harm is a rejected draft. A
     suffix with a single follower, the usual case, is stored as one number: 2**32 times the count,
@@ -72,12 +72,15 @@ class TextIndex:
             for length in SUFFIXES if self.num_tokens <= MOST_TOKENS else ():
                 if length <= len(behind):
                     key = hash(behind[-length:])
-                    followers[key] = _with(followers.get(key), token)
+                    followers[key] = _count_follower(followers.get(key), token)
             behind = (*behind[1 - _LONGEST :], token)
         return behind
 
-    def after(self, behind: Sequence[int]) -> tuple[int, int] | None:
-        """Return the most frequent follower of the longest known suffix, and its length."""
+    def find_follower(self, behind: Sequence[int]) -> tuple[int, int] | None:
+        """Return the most frequent follower of the longest known suffix, and the suffix's length.
+
+        None if no suffix of `behind` is known.
+        """
         for length in SUFFIXES:
             if length <= len(behind):
                 known = self._followers.get(hash(tuple(behind[-length:])))
@@ -87,7 +90,7 @@ class TextIndex:
         return None
 
 
-def _with(known: int | _Followers | None, token: int) -> int | _Followers:
+def _count_follower(known: int | _Followers | None, token: int) -> int | _Followers:
     """Return a suffix's followers with `token` counted once more."""
     if known is None:
         return 1 << 32 | token
@@ -102,25 +105,25 @@ def _with(known: int | _Followers | None, token: int) -> int | _Followers:
 
 
 class _TreeText:
-    """Text of a tree's paths that rows have passed through."""
+    """The indexed text of one tree: all paths that rows have decoded or read."""
 
     def __init__(self) -> None:
         self.index = TextIndex()
         # Per node, the number of its indexed tokens, and the last tokens of the path there.
         self._ends: dict[Lineage, tuple[int, tuple[int, ...]]] = {}
 
-    def behind(self, row: Row) -> tuple[int, ...]:
-        """Index the text of a row's path, and return its last tokens."""
+    def index_path(self, row: Row) -> tuple[int, ...]:
+        """Index all tokens of a row's path that are missing, and return its last eight tokens."""
         unknown, node = list[Node](), row.node.parent
         while node is not None and self._ends.get(node.lineage, (-1,))[0] != len(node.token_ids):
             unknown.append(node)
             node = node.parent
         end = () if node is None else self._ends[node.lineage][1]
         for each in reversed(unknown):
-            end = self._learn(each.lineage, each.token_ids, end)
-        return self._learn(row.node.lineage, row.tokens, end)
+            end = self._index_node(each.lineage, each.token_ids, end)
+        return self._index_node(row.node.lineage, row.tokens, end)
 
-    def _learn(
+    def _index_node(
         self, lineage: Lineage, tokens: Sequence[int], above: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Index a node's new tokens, which follow `above`; return the path's last tokens."""
@@ -133,21 +136,21 @@ class _TreeText:
         return end
 
 
-# --- what pays -----------------------------------------------------------------------------------
+# --- whether drafts pay --------------------------------------------------------------------------
 
 
 class PassSeconds:
-    """Estimate of a pass's seconds: a constant plus a constant per row. Recent passes count most.
+    """Linear model of a pass's seconds: a fixed time plus a time per row. Recent passes count most.
 
-    Until passes of different sizes have been measured, a pass of no rows is taken to last as long
-    as 32 rows.
+    Until passes of different sizes have been measured, the fixed time is taken to be that of 32
+    rows.
     """
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
 
     def note(self, rows: int, seconds: float) -> None:
-        """Record the seconds of a pass with `rows` rows. An outlier counts as a slow pass."""
+        """Record the seconds of a pass with `rows` rows, at most three times the estimate."""
         if self._weight > 1:
             seconds = min(seconds, 3 * self.of(rows))
         measured = (1.0, rows, seconds, rows * rows, rows * seconds)
@@ -170,8 +173,8 @@ class PassSeconds:
         return max(usual, mean_s + max(0.0, slope) * (rows - mean_rows))
 
 
-class Worth:
-    """Decides which drafts pay: the chance that they are accepted, against the cost of their rows.
+class DraftLengths:
+    """Rule for the lengths of drafts: chance of acceptance against the time of additional rows.
 
     The chance is measured per length of the suffix that predicted a token.
     """
@@ -195,16 +198,16 @@ class Worth:
         """Return the chance that a token predicted by a suffix of `length` is accepted."""
         return (self._drawn[length] + 1) / (self._tried[length] + 2)
 
-    def chosen(
+    def choose_lengths(
         self,
         drafts: Sequence[Sequence[int]],
         least_rows: int = ROW_MULTIPLE,
     ) -> list[int]:
-        """Return the draft lengths per row with which a pass yields the most tokens per second.
+        """Return for each row the draft length with which a pass yields the most tokens per second.
 
-        drafts: per row, the suffix lengths that predicted each token.
-        least_rows: the smallest size that passes are padded to. Drafts in place of padding rows,
-            see `padded_rows`, cost nothing.
+        drafts: for each row, the suffix length that predicted each drafted token.
+        least_rows: the smallest size that passes are padded to. Drafts in place of padding rows
+            (`padded_rows`) cost nothing.
         """
         chances = list[tuple[float, int]]()
         for row, lengths in enumerate(drafts):
@@ -221,17 +224,18 @@ class Worth:
         return [taken[row] for row in range(num_rows)]
 
 
-class Trials:
-    """Decides per number of rows whether iterations are faster with drafts or without.
+class DraftTrials:
+    """Rule for whether an iteration uses drafts, measured for each batch size.
 
-    Both ways are tried twice, and the slower one again from time to time.
+    Iterations with and without drafts are tried twice each, and the slower way again from time to
+    time.
     """
 
     def __init__(self) -> None:
         self._counts = Counter[int]()
         self._spent: dict[tuple[int, bool], tuple[float, float]] = {}
 
-    def drafts(self, num_rows: int) -> bool:
+    def uses_drafts(self, num_rows: int) -> bool:
         """Return True if the next iteration of `num_rows` rows uses drafts."""
         size = padded_rows(num_rows).bit_length()
         self._counts[size] += 1
@@ -253,27 +257,33 @@ class Trials:
 
 
 class Drafts:
-    """Drafts tokens for rows of any trees, from each tree's own text.
+    """Drafter of tokens for rows of any trees, from each tree's own text.
 
-    most: most drafted tokens of a row; "auto": as many as pay, and none where plain iterations are
-        faster.
+    most: most drafted tokens of a row; "auto": as many as pay, and none where iterations without
+        drafts are faster.
     """
 
     def __init__(self, most: int | Literal["auto"]) -> None:
         self._decides = most == "auto"
         self.most = AUTO_DRAFTS if most == "auto" else most
-        self.worth, self.trials = Worth(), Trials()
+        self.worth, self.trials = DraftLengths(), DraftTrials()
         self._trees: WeakKeyDictionary[Node, _TreeText] = WeakKeyDictionary()
         self._lengths: dict[Row, list[int]] = {}
 
     @contextmanager
-    def tried(self, rows: Sequence[Row]) -> Iterator[Drafts | None]:
-        """Time an iteration of these rows and index its tokens; yield None if it uses no drafts."""
-        drafted, began = not self._decides or self.trials.drafts(len(rows)), time.perf_counter()
+    def timed_iteration(self, rows: Sequence[Row]) -> Iterator[Drafts | None]:
+        """Decide whether an iteration of these rows uses drafts; yield this object, or None if not.
+
+        Afterwards record the iteration's time, and index its tokens.
+        """
+        drafted, began = (
+            not self._decides or self.trials.uses_drafts(len(rows)),
+            time.perf_counter(),
+        )
         before = sum(len(row.tokens) for row in rows)
         yield self if drafted else None
         for row in rows:
-            self._of(row).behind(row)
+            self._text_of(row).index_path(row)
         num_tokens, spent_s = sum(len(row.tokens) for row in rows), time.perf_counter() - began
         self.trials.note(len(rows), num_tokens - before, spent_s, drafted=drafted)
 
@@ -282,16 +292,17 @@ class Drafts:
         rooms: Mapping[Row, int],
         least_rows: int = ROW_MULTIPLE,
     ) -> dict[Row, list[int]]:
-        """Return for each row the tokens that it may sample next, up to its number in `rooms`.
+        """Return for each row its drafted tokens.
 
+        rooms: the most tokens to draft for each row.
         least_rows: the smallest size that passes are padded to.
         """
-        behind = {row: self._of(row).behind(row) for row in rooms}
+        behind = {row: self._text_of(row).index_path(row) for row in rooms}
         drafts, self._lengths = dict[Row, list[int]](), {}
         for row, room in rooms.items():
-            drafts[row], self._lengths[row] = self._continued(row, behind[row], room)
+            drafts[row], self._lengths[row] = self._draft_row(row, behind[row], room)
         if self._decides:
-            chosen = self.worth.chosen([*self._lengths.values()], least_rows)
+            chosen = self.worth.choose_lengths([*self._lengths.values()], least_rows)
             drafts = {
                 row: draft[:n] for (row, draft), n in zip(drafts.items(), chosen, strict=True)
             }
@@ -304,9 +315,9 @@ class Drafts:
         rows: int,
         seconds: float,
     ) -> None:
-        """Record the result of a pass with drafts.
+        """Record how many drafted tokens a pass has accepted, and its seconds.
 
-        used: tokens that each row got, its own token included.
+        used: tokens that each row got, the one that needs no draft included.
         rows: rows of the pass, padding included.
         """
         self.worth.seconds.note(rows, seconds)
@@ -314,17 +325,20 @@ class Drafts:
             lengths = self._lengths.get(row, ())[: len(draft)]
             self.worth.note(lengths, used[row] - 1, stopped=row.stop is not None)
 
-    def _continued(
+    def _draft_row(
         self, row: Row, behind: tuple[int, ...], room: int
     ) -> tuple[list[int], list[int]]:
-        index, drafted, lengths = self._of(row).index, list[int](), list[int]()
-        while len(drafted) < min(room, self.most) and (follower := index.after(behind)) is not None:
+        index, drafted, lengths = self._text_of(row).index, list[int](), list[int]()
+        while (
+            len(drafted) < min(room, self.most)
+            and (follower := index.find_follower(behind)) is not None
+        ):
             drafted.append(follower[0])
             lengths.append(follower[1])
             behind = (*behind[1 - _LONGEST :], follower[0])
         return drafted, lengths
 
-    def _of(self, row: Row) -> _TreeText:
+    def _text_of(self, row: Row) -> _TreeText:
         root = row.node.root
         if root not in self._trees:
             self._trees[root] = _TreeText()

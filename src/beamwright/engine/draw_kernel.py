@@ -1,11 +1,11 @@
-"""`sampling`'s sampler in Triton: it reads the logits once, without temporaries.
+"""Triton kernels that sample tokens (Gumbel-max) in one read of the logits, without temporaries.
 
-The vocabulary is cut into pieces of fixed size. For one row and piece, each program finds the token
-with the largest noisy logit, the largest logit, and the sum of exponentials for the
-log-probability. A second kernel merges a row's pieces. A row's bits are therefore a function of its
-own logits and the vocabulary's size. `filter_kernel` first finds the tokens that a row's filters
-keep; a piece without any makes no noise. This module is loaded only where the kernels run;
-`sampling` is the specification.
+`sampling` is the specification. The vocabulary is cut into pieces of fixed size. For one row and
+piece, each program finds the token with the largest noisy logit, the largest logit, and the sum of
+exponentials for the log-probability. A second kernel merges a row's pieces, so a row's result is a
+function of its own logits and the vocabulary's size. If a row has filters (top-k, top-p, min-p),
+`filter_kernel` first finds the tokens that they keep. This module is imported only where the
+kernels run.
 
 Exact noise uses `tl.log`, which compiles to the accurate logarithm that torch also uses. Computing
 exact noise and quotients for all tokens would dominate the runtime. They are computed only for
@@ -42,9 +42,9 @@ def _mix(x):
 
 @triton.jit
 def _uniform(keys, positions, row, token, SHIFT: tl.constexpr, STEP: tl.constexpr):
-    """Return uniform numbers between 0 and 1 for tokens of a row.
+    """Return uniform random numbers between 0 and 1 for tokens of a row, as `noise` defines them.
 
-    They are made from the hash without its lowest SHIFT bits.
+    SHIFT: low bits of the hash that are dropped. STEP: the distance between two results.
     """
     position = tl.load(positions + row).to(tl.uint32) * 0x9E3779B1
     first = _mix(tl.load(keys + 2 * row).to(tl.uint32) ^ position)
@@ -69,7 +69,7 @@ def _log(x, FAST: tl.constexpr):
 
 @triton.jit
 def _near_noise(uniform, FAST: tl.constexpr):
-    """Return `noise.gumbel_noise` to within 1e-4.
+    """Return the Gumbel noise of uniform numbers, with an error below 1e-4.
 
     A series replaces the inner logarithm near 1, where fast logarithms are least accurate.
     """
@@ -93,9 +93,10 @@ def draw_pieces(
 ):  # fmt: skip
     """Find the best token of each piece: one program per row and piece of TOKENS tokens.
 
-    borders, lasts: see `filter_kernel.borders_of`; None if no row filters.
-    piece_tokens [rows, pieces] int32: the kept token with the best score.
-    pieces [rows, pieces, 3] float32: its score, the largest logit, the sum of exponentials.
+    borders, lasts: see `filter_kernel.borders_of`; None if no row has filters.
+    piece_tokens [rows, pieces] int32: output, the kept token with the best score.
+    pieces [rows, pieces, 3] float32: output, that score, the largest logit, and the sum of
+    exponentials relative to the largest logit.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)
@@ -171,9 +172,9 @@ def draw(
     temperature: Tensor,
     *filters: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return token ids [rows] and their log-probabilities [rows] under the untempered model.
+    """Sample a token of every row, and return ids [rows] and log-probabilities [rows].
 
-    NaN among a row's logits makes its log-probability NaN.
+    Log-probabilities ignore temperature and filters. NaN in a row's logits makes its own NaN.
 
     logits: [rows, tokens] of any float type; the tokens of a row are contiguous.
     keys, positions: [rows, 2] and [rows], as in `Sampler.sample`.

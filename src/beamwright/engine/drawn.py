@@ -1,7 +1,7 @@
-"""Buffers that decode steps read and write besides KV, and their tokens as the host reads them.
+"""Device buffers of a decode step (tokens, positions, results), and the host's copy of the results.
 
-Only rows with an event are examined one by one; one comparison per step finds these rows. This
-module knows rows and where they end, no model.
+The host checks stop conditions only for rows whose newest token can be a stop. One comparison per
+step finds these rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from beamwright.engine.capacity import ITERATION_TOKENS
 from beamwright.engine.endings import StopFinder
 from beamwright.engine.noise import stack_keys
-from beamwright.engine.row import Row, awaited
+from beamwright.engine.row import Row, open_rows
 from beamwright.engine.sampling import RowSampling, Ways
 from beamwright.kv.streams import sent
 from beamwright.models.packed import Numbers, Replay
@@ -23,9 +23,10 @@ from beamwright.tree import TopTokens
 
 
 class StepBuffers:
-    """Everything that a step of `num_rows` rows reads and writes besides KV, at fixed addresses.
+    """Tensors at fixed addresses that a step of `num_rows` rows reads and writes, besides KV.
 
-    hidden: final hidden states [rows, hidden]; only their shape, type and device are used.
+    stats: names of the token statistics to store.
+    hidden: example of final hidden states [rows, hidden], for shape, dtype and device.
     num_likeliest: number of most likely tokens that a step can report next to the sampled one.
     """
 
@@ -42,9 +43,9 @@ class StepBuffers:
         self.sampling = RowSampling(num_rows, device)
         self._moving = torch.zeros(2, num_rows, dtype=torch.long, device=device)
         self.tokens, self.positions = self._moving
-        # index [1]: the place of the next step's results. _first: the place of the iteration's
-        # first step. Two iterations take turns: the host reads the results of one while the first
-        # step of the other is launched already.
+        # index [1]: where the next step writes its results. _first: where the iteration's first
+        # step writes. The buffers have two halves, for iterations in turn, so that the host can
+        # read one half while the next iteration's first step already writes to the other.
         self.index, self._first = torch.zeros(1, dtype=torch.long, device=device), 0
         self.names = "logprobs", *stats
         self._numbers = results(len(self.names), num_rows)  # [step, name, row]
@@ -56,12 +57,14 @@ class StepBuffers:
             "top_ids": results(num_rows, num_likeliest, dtype=torch.long),
             "top_logprobs": results(num_rows, num_likeliest),
         }
-        self.asks, self.unread = False, frozenset[int]()
+        self.wants_top, self.unread = False, frozenset[int]()
 
     def load(self, rows: Sequence[Row | None], arrangement: int, stops: StopFinder) -> None:
-        """Begin an iteration with these rows; None is a padding row.
+        """Copy tokens, positions and settings of all rows to the device, for an iteration.
 
-        arrangement: a number that changes whenever the rows or their settings change.
+        rows: None is a padding row.
+        arrangement: a number that changes whenever the rows or their settings change; settings are
+            copied only then.
         stops: finds how thoughts must end.
         """
         device = self.keys.device
@@ -71,17 +74,17 @@ class StepBuffers:
             settings = [row.decoding.sampling for row in real]
             self.keys.copy_(stack_keys([row.key for row in real], device))
             greedy = [row.node.greedy for row in real]
-            self.sampling.load(settings, greedy, [*map(stops.closing, real)])
-            self.asks = any([each.top_logprobs for each in settings])
+            self.sampling.load(settings, greedy, [*map(stops.find_closing, real)])
+            self.wants_top = any([each.top_logprobs for each in settings])
             self._arrangement = arrangement
         self.unread = frozenset([place for place, row in enumerate(rows) if row is None])
         tokens = [row.tokens[-1] if row.tokens else 0 for row in real]
         positions = [row.node.start + row.forwarded for row in real]
         self._moving.copy_(sent([tokens, positions], device))
-        self.turn()
+        self.switch_half()
 
-    def turn(self) -> None:
-        """Let the following steps write to the places of the other iteration."""
+    def switch_half(self) -> None:
+        """Make the following steps write to the other half of the result buffers."""
         self._first = ITERATION_TOKENS - self._first
         self.index.fill_(self._first)
 
@@ -96,8 +99,8 @@ class StepBuffers:
 
     @property
     def ways(self) -> tuple[Ways, bool]:
-        """Optional parts of a step that these rows need; a captured step always computes them."""
-        return self.sampling.ways, self.asks
+        """Optional parts of a step that these rows need; part of the key of a captured step."""
+        return self.sampling.ways, self.wants_top
 
     def keep(self, **values: torch.Tensor) -> None:
         """Store results of the current step, by name [rows, ...]."""
@@ -105,28 +108,28 @@ class StepBuffers:
             self.results[name].index_copy_(0, self.index, result.unsqueeze(0))
 
 
-class Drawn:
-    """Tokens sampled in an iteration, as far as the host has read them.
+class IterationResults:
+    """Tokens and other results of an iteration, as far as the host has read them.
 
     rows: the rows by place in the batch; None is a padding row.
-    seen: for each step, the tokens [rows].
+    seen: for each step that was read, the tokens [rows].
     used: for each place, the number of tokens up to the row's stop; 0 if it had stopped before.
-    num_awaited, num_stopped: number of `awaited` rows, and of those among them that have stopped.
-    hidden: final hidden states of the `num_steps` steps that were fetched.
+    num_awaited, num_stopped: number of `open_rows`, and how many of them have stopped.
+    hidden: final hidden states [step, row, hidden] of the `num_steps` steps that were fetched.
     """
 
     def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
         self.rows, self._stops, self.seen = rows, stops, list[Numbers]()
         self.used = [0] * len(rows)
         self._ends: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] | None = None
-        counting = awaited([row for row in rows if row is not None])
+        counting = open_rows([row for row in rows if row is not None])
         self._awaited, self.num_awaited = frozenset(counting), len(counting)
         self.num_stopped = sum([row.stop is not None for row in counting])
 
-    def _begin(self) -> None:
-        """Find out which tokens of each row, and from which number on, can be a stop.
+    def _find_possible_stops(self) -> None:
+        """Look up, for each row, which token ids can stop it and its tokens up to the limit.
 
-        It is called only after the first step's launch, so that the device does not wait for it.
+        Called after the first step's launch, so that the device does not wait for the host.
         """
         if self._ends is not None:
             return
@@ -134,15 +137,15 @@ class Drawn:
         ends = dict[int, tuple[NDArray[np.bool_], list[int]]]()
         for place, row in enumerate(self.rows):
             if row is not None and row.stop is None:
-                table, self._most[place] = self._stops.enders(row)
+                table, self._most[place] = self._stops.possible_stops(row)
                 self._open[place] = True
                 if table is not None:
                     ends.setdefault(id(table), (table, []))[1].append(place)
         self._ends = [(table, np.array(places)) for table, places in ends.values()]
 
-    def look(self, tokens: Numbers) -> list[Row]:
-        """Read the tokens of one more step; return the awaited rows that stop with it."""
-        self._begin()
+    def read_step(self, tokens: Numbers) -> list[Row]:
+        """Read the tokens [rows] of one more step; return the open rows that stop with it."""
+        self._find_possible_stops()
         self.seen.append(tokens)
         asked = self._most <= len(self.seen)
         for table, known in self._ends or ():
@@ -153,38 +156,38 @@ class Drawn:
         for place, ids in zip(places.tolist(), drawn, strict=True):
             row = self.rows[place]
             assert row is not None
-            row.stop = self._stops.reason(row, ids)
+            row.stop = self._stops.find_reason(row, ids)
             if row.stop is not None:
                 self._open[place], self.used[place] = False, len(self.seen)
                 stopped += [row] if row in self._awaited else []
         self.num_stopped += len(stopped)
         return stopped
 
-    def go_on(self, num_steps: int) -> bool:
-        """Return True if over 3/4 of awaited rows surely need more than `num_steps` tokens."""
-        self._begin()
+    def most_continue(self, num_steps: int) -> bool:
+        """Return True if over 3/4 of the open rows surely need more than `num_steps` tokens."""
+        self._find_possible_stops()
         return bool(4 * (self._open & (self._most > num_steps)).sum() > 3 * self.num_awaited)
 
     # --- all results of an iteration ---------------------------------------------------------
 
     def fetch(self, buffers: StepBuffers, replay: Replay, num_steps: int) -> None:
-        """Begin to copy the results of `num_steps` steps to the host, except hidden states."""
+        """Start copying the results of `num_steps` steps to the host, except hidden states."""
         self.num_steps, self._names = num_steps, buffers.names
         self.hidden = buffers.read_results("hidden", num_steps)
         self._tokens = replay.fetch(buffers.read_results("tokens", num_steps, len(self.seen)))
         self._numbers = replay.fetch(buffers.read_results("numbers", num_steps))
-        asked = ("top_ids", "top_logprobs") if buffers.asks else ()
+        asked = ("top_ids", "top_logprobs") if buffers.wants_top else ()
         self._top = [replay.fetch(buffers.read_results(name, num_steps)) for name in asked]
 
     def tokens(self) -> list[list[int]]:
-        """Return the tokens of each row, after reading all remaining steps."""
+        """Wait for all steps, and return the tokens of each row, one per step."""
         for step in self._tokens():
-            self.look(step)
+            self.read_step(step)
         tokens: list[list[int]] = np.stack(self.seen, 1).tolist()
         return tokens
 
-    def columns(self) -> list[dict[str, list[float]]]:
-        """Return, for each row, the numbers of its steps by name."""
+    def numbers_by_name(self) -> list[dict[str, list[float]]]:
+        """Return, for each row, its log-probabilities and statistics by name, one per step."""
         numbers = self._numbers().transpose(2, 1, 0).tolist()
         return [dict(zip(self._names, each, strict=True)) for each in numbers]
 

@@ -1,12 +1,12 @@
-"""Where a row's step ends: at a limit, at a text, or at the end of a thought.
+"""Stop conditions of a step: EOS, length limits, delimiters, stop strings, and ends of thoughts.
 
-The host decides stops. It looks at every token one step late. The device knows nothing of stops, so
-a captured step is the same for all rows. Texts are searched as bytes, across token boundaries. The
-token that completes a text ends the step, including any text after it in the same token. Tokens
-sampled after that are dropped, so where a step ends depends on its tokens alone.
+The host decides stops, one step late; the device knows nothing of them, so a captured step is the
+same for all rows. Delimiters and stop strings are searched as bytes, across token boundaries. The
+token that completes one ends the step, with any text after it in the same token. Tokens sampled
+after that are dropped, so where a step ends depends on its tokens alone.
 
-The position at which a row's thought must end is a function of its path. The tokens forced there
-therefore depend on neither batch nor schedule.
+With a thinking budget, forced tokens end a thought at a position that follows from the path. They
+depend on neither batch nor schedule.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CUTS: dict[str, tuple[bytes, ...]] = {
 def row_limit(
     node: Node, settings: StepSettings, context: int, *, thought: bool = False
 ) -> RowLimit:
-    """Return the nearest limit of a node's step; of equal limits the one that ends the path.
+    """Return the length limit of a node's step; of equal limits the one that ends the path.
 
     context: the most tokens of a path.
     thought: True if the step is in a thought.
@@ -67,7 +67,7 @@ def row_limit(
 
 
 def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
-    """Return the byte strings that end a step. thought: True if the step is in a thought."""
+    """Return the delimiters that end a step, as bytes. thought: True if it is in a thought."""
     steps = settings.thought_steps if thought else "auto"
     if steps == "auto":
         return () if settings.step_tokens is not None else (settings.delimiter.encode(),)
@@ -75,16 +75,19 @@ def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
 
 
 def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
-    """Return True if a node's step begins inside a thought; None if its tokens decide that."""
+    """Return True if a node's step begins inside a thought.
+
+    None: the model may open a thought with the step's first tokens.
+    """
     parent = node.parent
     if marks is None or parent is None:
         return False
-    if parent.thinking or _opened(parent, marks):
+    if parent.thinking or _prompt_opens_thought(parent, marks):
         return True
     return None if parent is node.replies_to else False
 
 
-def _opened(node: Node, marks: ThoughtMarks) -> bool:
+def _prompt_opens_thought(node: Node, marks: ThoughtMarks) -> bool:
     return not node.quoted and marks.opened(node.token_ids)
 
 
@@ -97,7 +100,7 @@ _MOST_IDS = MOST_CLOSING + 16
 
 @dataclass(frozen=True)
 class Closing:
-    """Where and how a row's thought must end, by positions in the row's path.
+    """Forced end of a row's thought, when its thinking budget runs out. Positions are in the path.
 
     at: the position of the first of `ids`, which replace the sampled tokens.
     ids: token ids of the closing message and of the end-of-thought mark.
@@ -126,7 +129,7 @@ class RowClosings:
         self.any = False
 
     def load(self, rows: Sequence[Closing | None]) -> None:
-        """Load the closings of these rows; None: the row's thought may go on, or it is in none."""
+        """Copy the closings of all rows to the device. None: no thought of this row must end."""
         self.any = any(rows)
         if not self.any:
             return
@@ -138,7 +141,7 @@ class RowClosings:
         for mine, given in ((self._numbers, numbers), (self._ids, ids), (self._least, least)):
             mine.copy_(sent(given, mine.device))
 
-    def picked(self, rows: Tensor) -> RowClosings:
+    def select_rows(self, rows: Tensor) -> RowClosings:
         """Return the closings of the rows with the indices `rows`, which may repeat."""
         made = copy(self)
         made._numbers, made._ids = self._numbers[:, rows], self._ids[rows]
@@ -148,9 +151,9 @@ class RowClosings:
     def apply_closings(
         self, logits: Tensor, positions: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the final tokens [rows] and their log-probabilities [rows].
+        """Replace sampled tokens by forced ones where a thought must end.
 
-        A forced token replaces the sampled token where a thought must end.
+        Return the final tokens [rows] and their log-probabilities [rows].
 
         logits: [rows, tokens], untempered. positions: [rows].
         tokens, logprobs: [rows], the sampled tokens at these positions.
@@ -171,26 +174,30 @@ class RowClosings:
 
 # --- stops -----------------------------------------------------------------------------------
 
-_SOFTENS = 0.75  # share of the thinking budget from which a thought may end softly
+# Share of the thinking budget from which a thought ends as soon as the model is ready to end it.
+_SOFTENS = 0.75
 
 
 class StopFinder:
-    """Finds out why rows end. codec: None without a tokenizer; then only limits end a step."""
+    """Finder of stop reasons in sampled tokens.
+
+    codec: None without a tokenizer; then only length limits end a step.
+    """
 
     def __init__(self, codec: TextCodec | None) -> None:
         self._codec = codec
         self._eos = codec.eos_ids if codec is not None else frozenset[int]()
         self._pieces = codec.token_bytes if codec is not None else []
         self._marks = codec.thoughts if codec is not None else None
-        self._enders: dict[tuple[bytes, ...], NDArray[np.bool_]] = {}
+        self._possible_stops: dict[tuple[bytes, ...], NDArray[np.bool_]] = {}
 
-    def enders(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
-        """Return for which tokens of a row `reason` must be called, and after how many in any case.
+    def possible_stops(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
+        """Return which tokens can stop a row, so that `find_reason` is called only for these.
 
         The first value is a mask [vocabulary]: EOS tokens, and tokens with the last byte of a
-        delimiter. Most tokens are neither. It is None if `reason` must be called for every token,
-        because the row may have thoughts or stop strings. The second value is the number of further
-        tokens from which `reason` must always be called.
+        delimiter. It is None if every token must be checked, because the row may have thoughts or
+        stop strings. The second value is the number of further tokens up to the length limit, from
+        which on every token must be checked.
         """
         if self._marks is not None or row.decoding.step.stop_strings:
             return None, 1
@@ -198,26 +205,27 @@ class StopFinder:
         if self._codec is None:
             return None, most
         ends = delimiters(row.decoding.step, thought=False)
-        if ends not in self._enders:
+        if ends not in self._possible_stops:
             last = frozenset(end[-1] for end in ends)
             is_ender = [not last.isdisjoint(piece) for piece in self._pieces]
             is_ender += [False] * (max(self._eos, default=0) + 1 - len(is_ender))
-            self._enders[ends] = np.array(is_ender)
-            self._enders[ends][[*self._eos]] = True
-        return self._enders[ends], most
+            self._possible_stops[ends] = np.array(is_ender)
+            self._possible_stops[ends][[*self._eos]] = True
+        return self._possible_stops[ends], most
 
-    def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
-        """Return why a row ends with the last token of `drawn`; None if the row goes on.
+    def find_reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
+        """Return why a row stops at the last token of `drawn`; None if it goes on.
 
-        Call it once for each token that `enders` names, in order, and at the row's limit. It may
-        set `row.thought`. The first reason in this order counts: a stop string, whose text is cut
-        off; EOS; a limit that ends the path; the end of a thought; a delimiter; a limit of the
-        step.
+        Call it once for each possible stop, in order, and at the row's limit. It may set
+        `row.thought`. The first reason in this order counts: a stop string, whose text is cut off;
+        EOS; a limit that ends the path; the end of a thought; a delimiter; a limit of the step.
 
         drawn: tokens sampled after `row.tokens`.
         """
         step = row.decoding.step
-        turned = None if self._marks is None else self._turn(row, drawn, self._marks)
+        turned = (
+            None if self._marks is None else self._find_thought_boundary(row, drawn, self._marks)
+        )
         limit = row.limit
         at_limit = len(row.tokens) + len(drawn) >= limit.tokens
         ends = () if self._codec is None else delimiters(step, thought=bool(row.thought))
@@ -231,8 +239,8 @@ class StopFinder:
             return limit.reason
         return turned or (StopReason.DELIMITER if delimited else None)
 
-    def closing(self, row: Row) -> Closing | None:
-        """Return how the row's thought must end; None without a budget, or outside a thought."""
+    def find_closing(self, row: Row) -> Closing | None:
+        """Return the forced end of a row's thought; None without a budget, or outside a thought."""
         step, marks = row.decoding.step, self._marks
         if marks is None or not row.thought or step.thinking in ("auto", "on"):
             return None
@@ -244,15 +252,20 @@ class StopFinder:
         earlier = [each for each in above if each.thought and each not in thought]
         budget -= sum(len(each.token_ids) for each in earlier)
         # A start-of-thought mark that the model sampled cannot be undone: the end comes after it.
-        drawn = start == reply.end and not _opened(reply, marks)
+        drawn = start == reply.end and not _prompt_opens_thought(reply, marks)
         least = len(marks.start) if drawn else 0
         at, soft = (start + max(least, math.ceil(share * budget)) for share in (1, _SOFTENS))
         message = self._codec.encode(step.close_message)
         return Closing(at, (*message, *marks.end), soft, marks.end[0], step.soft_close)
 
     @staticmethod
-    def _turn(row: Row, drawn: Sequence[int], marks: ThoughtMarks) -> StopReason | None:
-        """Return the stop reason if a thought ends, or if one begins after text; else None."""
+    def _find_thought_boundary(
+        row: Row, drawn: Sequence[int], marks: ThoughtMarks
+    ) -> StopReason | None:
+        """Return the stop reason at the end of a thought, or at a start after text; else None.
+
+        It also sets `row.thought`.
+        """
         if row.thought is None and (begins := marks.begins([*row.tokens, *drawn])) is not None:
             row.thought = begins
         last = [*row.tokens, *drawn][-len(marks.end) :] if drawn[-1] == marks.end[-1] else ()
@@ -274,7 +287,7 @@ class StopFinder:
             return False
         strings = row.decoding.step.stop_strings
         length = max(len(string.encode()) for string in strings) - 1
-        above, stripped = _said_above(row.node)
+        above, stripped = _answer_steps_above(row.node)
         text = self._text(row, drawn, length, above)
         if not any(string.encode() in text for string in strings):
             return False
@@ -298,11 +311,11 @@ class StopFinder:
         return before[max(0, len(before) - length) :] + self._pieces[drawn[-1]]
 
 
-def _said_above(node: Node) -> tuple[list[Node], bool]:
-    """Return the earlier steps of the node's reply in which stop strings count, nearest first.
+def _answer_steps_above(node: Node) -> tuple[list[Node], bool]:
+    """Return the earlier steps of a node's reply that belong to its answer, nearest first.
 
-    These are the steps after the last thought. The second value is True if the reply before them
-    is only a thought; whitespace after that thought then does not belong to the answer.
+    Stop strings count only in these steps, which follow the last thought. The second value is True
+    if only a thought precedes them; whitespace after it then does not belong to the answer.
     """
     above = node.reply()[-2::-1]
     said = above if node.root.raw else [*takewhile(lambda step: not step.thought, above)]
@@ -310,16 +323,16 @@ def _said_above(node: Node) -> tuple[list[Node], bool]:
     return said, bool(before) and all(step.thought for step in before)
 
 
-def text_stopped(text: str, node: Node, stop_strings: Sequence[str]) -> str:
-    """Return a reply's text up to the first stop string in its answer, not in its thoughts."""
-    said, stripped = _said_above(node)
+def cut_at_stop_string(text: str, node: Node, stop_strings: Sequence[str]) -> str:
+    """Return a reply's text up to the first stop string. Thoughts may contain stop strings."""
+    said, stripped = _answer_steps_above(node)
     thought = (said[-1] if said else node).parent
     answer = text[0 if thought is None else len(thought.text) :]
     answer = answer.lstrip() if stripped else answer
-    return text[: len(text) - len(answer)] + text_before(answer, stop_strings)
+    return text[: len(text) - len(answer)] + cut_before(answer, stop_strings)
 
 
-def text_before(text: str, stop_strings: Sequence[str]) -> str:
+def cut_before(text: str, stop_strings: Sequence[str]) -> str:
     """Return the text before the first of `stop_strings`; all of the text if none occurs."""
     starts = [text.find(string) for string in stop_strings]
     return text[: min((start for start in starts if start >= 0), default=len(text))]

@@ -1,8 +1,7 @@
-"""The engine loop: admit trees, run the executor, commit its events, let strategies decide.
+"""The engine loop: admit trees, decode and score their steps, and let strategies select.
 
-Any number of trees is in flight, each in its own round. Data flows one way: problem -> tree -> plan
--> device -> tree -> answer. This module knows trees, policies and an executor. It knows no model
-and no KV.
+Any number of trees is in flight, each in its own round of the search. Data flows one way: problem
+-> tree -> plan -> device -> tree -> answer. Models and KV are behind the executor.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from beamwright.engine.admission import cut_by_priority
+from beamwright.engine.admission import split_by_priority
 from beamwright.engine.decisions import make_plan
 from beamwright.engine.executor import Executor
 from beamwright.engine.scoring import check_path_score
@@ -36,10 +35,10 @@ from beamwright.tree import Node, NodeState
 
 @dataclass(eq=False)
 class Engine:
-    """The loop that runs trees to their end with one schedule and one executor.
+    """The loop that runs search trees to their end. Call `admit` for each, then `step` repeatedly.
 
-    Each tree is admitted, decided, cancelled, finished or failed on its own. A tree's tokens never
-    depend on which other trees are in flight. One thread at a time may call the engine.
+    A tree can be cancelled or fail without affecting the others, and its tokens never depend on
+    them. One thread at a time may call the engine.
     """
 
     _executor: Executor
@@ -49,22 +48,22 @@ class Engine:
     # Measurements of earlier runs, from which the engine decides whether speculation pays.
     payoff: Payoff = field(default_factory=Payoff)
     # "lockstep": no tree selects before all trees have decoded and scored their round.
-    # "decoupled": paths that wait for no other path's score continue before their round is over,
-    # even while other trees run (Alg. 5 of decoupled tree exploration).
+    # "decoupled": a path whose next step needs no other path's score is decoded on before its round
+    # is over, even while other trees run (Alg. 5 of decoupled tree exploration).
     explore: Explore = "continuous"
     # True: speculative steps may be scored before selection opens them (FlashTTS 4.1.3). False:
     # never, as in Alg. 4 of decoupled tree exploration.
     verify_ahead: bool = False
     listwise: bool = False  # True: all steps of a tree's round are scored in one call
     truncation: float = 0.85  # FlashTTS's R, see `TreeRun.duplicates`
-    # Seconds after its deadline for which a tree without any result still waits for steps, if the
-    # writer may never return them. None if they surely come.
+    # Grace period in seconds after a tree's deadline, while the tree has no result at all and waits
+    # for steps of a remote writer, which may never come. None if steps surely come.
     patience_s: float | None = None
-    _live: dict[Node, TreeRun] = field(default_factory=dict, init=False)
-    _changed: bool = field(default=False, init=False)
-    _foresee: bool = field(default=False, init=False)
+    _live: dict[Node, TreeRun] = field(default_factory=dict, init=False)  # trees in flight, by root
+    _plan_is_stale: bool = field(default=False, init=False)
+    _speculation_is_stale: bool = field(default=False, init=False)
     # Speculative children of each tree with their potential, until an event changes the tree.
-    _foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = field(
+    _speculative_of: dict[TreeRun, list[tuple[float, list[Node]]]] = field(
         default_factory=dict, init=False
     )
 
@@ -73,7 +72,7 @@ class Engine:
 
     @property
     def num_open(self) -> int:
-        """Number of steps that are being decoded or wait for decoding."""
+        """Number of steps of all trees that are being decoded or wait for it."""
         return sum(len(run.round.open) for run in self._live.values())
 
     @property
@@ -87,35 +86,38 @@ class Engine:
             self._close(run)
 
     def abort(self) -> None:
-        """Discard all trees, and return when nothing runs any more."""
+        """Discard all trees, stop the executor's threads, and return when they have ended."""
         try:
             for run in list(self._live.values()):
                 self._close(run)
         finally:
             self._executor.close()
 
-    # --- the cycle ---------------------------------------------------------------------------
+    # --- the loop ----------------------------------------------------------------------------
 
     def step(self) -> list[TreeRun]:
-        """Do one bounded piece of work, and return the trees that ended with it."""
+        """Run one decode iteration or take one batch of scores; return the trees that ended.
+
+        Trees whose round is decoded are then scored, and trees whose round is scored select.
+        """
         before = list(self._live.values())
         self._cut_overdue()
-        for event in self._run():
+        for event in self._run_executor():
             run = self._live.get(event.node.root)
             if run is not None:
-                self._settle(run, event)
-        over = [run for run in self._live.values() if not run.round.waits]
+                self._commit_event(run, event)
+        over = [run for run in self._live.values() if not run.round.is_unfinished]
         waits = self.explore == "lockstep" and len(over) < len(self._live)
         for run in over if not waits else [run for run in over if run.cut]:
-            self._decide(run)
-        if self._foresee:
+            self._finish_round(run)
+        if self._speculation_is_stale:
             self._speculate()
         return [run for run in before if run.tree.done]
 
     def admit(self, run: TreeRun) -> list[TreeRun]:
         """Admit a tree and make its first selection; return the tree if it ends at once."""
         run.clock, run.started_s = self.clock, self.clock()
-        # A new tree is served after all trees in flight, no matter how many arrive.
+        # A new tree starts with the largest count, so that new trees do not starve older ones.
         run.served = max((other.served for other in self._live.values()), default=0)
         self._live[run.tree.root] = run
         begun = bool(run.tree.root.children)
@@ -128,29 +130,32 @@ class Engine:
                 run.restore(held, partial(self._writer.free_outside_window, run.tree))
         return [run] if run.tree.done else []
 
-    def _run(self) -> list[Event]:
-        """Plan the waiting steps if they changed, and let the executor do one piece of work."""
+    def _run_executor(self) -> list[Event]:
+        """Let the schedule plan the waiting steps if they changed, and run the executor once."""
         waiting: tuple[Node, ...] = ()
-        if self._changed or not self._writer.busy:  # by priority, least served first
+        if self._plan_is_stale or not self._writer.busy:  # by priority, least served first
             runs = sorted(self._live.values(), key=lambda run: (-run.priority, run.served))
             running = self._writer.running_nodes
             waiting = tuple(node for run in runs for node in run.round.open if node not in running)
         if waiting:
             with self._accounting.phase("schedule"):
                 plan = make_plan(self._schedule, self._writer.view(waiting))
-                self._writer.submit(cut_by_priority(plan, self._live.values()))
-            self._changed = False
+                self._writer.submit(split_by_priority(plan, self._live.values()))
+            self._plan_is_stale = False
         return self._executor.wait()
 
-    def _settle(self, run: TreeRun, event: Event) -> None:
-        """Commit an event to its tree. Keep a speculative child's score until selection."""
+    def _commit_event(self, run: TreeRun, event: Event) -> None:
+        """Apply an executor's event to its tree.
+
+        The score of a speculative child is kept apart until selection opens the child.
+        """
         node, ahead = event.node, event.node.speculative
-        self._foreseen.pop(run, None)
+        self._speculative_of.pop(run, None)
         if ahead and node not in run.speculative:
             return  # a late event of a discarded child
         match event:
             case StepDecoded():
-                self._foresee = True
+                self._speculation_is_stale = True
                 if not ahead:
                     run.round.open.pop(node, None)
                     run.served += len(event.token_ids)
@@ -159,27 +164,27 @@ class Engine:
                 run.speculative.scores[node] = event.score
             case StepScored():
                 run.round.unscored.pop(node, None)
-                self._foresee = True
-                self._score(run, node, event.score)
+                self._speculation_is_stale = True
+                self._set_score(run, node, event.score)
             case StepDropped() if ahead:
-                run.speculative.forget(node)
+                run.speculative.remove(node)
                 self._executor.release([node])
-            case StepFailed() if not (ahead or run.round.put_off(node, event.error)):
+            case StepFailed() if not (ahead or run.round.postpone_score(node, event.error)):
                 self._fail(run, event.error)
-            case StepAwaited() if not ahead and run.out_of_time() and not run.overdue():
-                # Only a tree without steps fails here. Others are cut at the next `step`.
+            case StepAwaited() if not ahead and run.is_out_of_time() and not run.is_overdue():
+                # Only a tree without any step fails here. Others end their round at the next call.
                 assert run.rule is not None
                 self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
 
-    def _decide(self, run: TreeRun) -> None:
-        """Submit the steps of a decoded round for scoring. Once all have scores, select."""
-        self._foreseen.pop(run, None)
-        self._submit_scores(run)
-        if run.round.waits:
+    def _finish_round(self, run: TreeRun) -> None:
+        """Submit the steps of a decoded round to the verifier; if all are scored, select."""
+        self._speculative_of.pop(run, None)
+        self._submit_for_scoring(run)
+        if run.round.is_unfinished:
             return
-        # The round is not over while steps that no verifier judges are carried on.
-        run.tree.rounds += not run.carried()
-        run.note_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
+        # Unjudged steps are extended within the round; they do not end it.
+        run.tree.rounds += not run.unjudged_candidates()
+        run.record_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
 
@@ -193,13 +198,13 @@ class Engine:
             with self._accounting.phase("schedule"):
                 actions = run.decide()
             for action in actions:
-                run.obey(action)
+                run.apply(action)
         if run.error is not None:
             return
         if self._writer.speculation == "truncate":
             for node, begun, share in run.duplicates(self.truncation):
                 self._writer.start_from_sibling(node, begun, share)
-        self._drop_rest(run)
+        self._drop_unopenable(run)
         report = run.report(candidates)
         self._executor.release(tree.release_dead())
         self._writer.free_outside_window(tree)
@@ -207,90 +212,90 @@ class Engine:
             self._close(run)
         else:
             run.begin_round(self._accounting.counts.copy())
-            self._changed = self._foresee = True
+            self._plan_is_stale = self._speculation_is_stale = True
         if run.on_round is not None and (candidates or tree.rounds > 0):
             run.on_round(report)
 
-    def _submit_scores(self, run: TreeRun) -> None:
+    def _submit_for_scoring(self, run: TreeRun) -> None:
         """Submit this round's steps that the verifier does not have yet."""
-        steps, scored = run.to_score(), run.speculative.scores
+        steps, scored = run.take_to_score(), run.speculative.scores
         for node in [node for node in steps if node in scored]:
             steps.remove(node)
-            self._score(run, node, scored.pop(node))
+            self._set_score(run, node, scored.pop(node))
         if steps:
             run.round.unscored.update(dict.fromkeys(steps))
             run.round.num_submits += 1
             scores_ahead = self.verify_ahead and not self.listwise
-            ahead = run.steps_ahead(len(steps)) if scores_ahead else ()
+            ahead = run.take_children_to_score(len(steps)) if scores_ahead else ()
             self._executor.verify((*steps, *ahead), run.priority)
 
-    def _score(self, run: TreeRun, node: Node, score: float | None) -> None:
+    def _set_score(self, run: TreeRun, node: Node, score: float | None) -> None:
         with self._fails_alone(run):
             node.step_score = score
             node.score = run.aggregate([step.step_score for step in node.reply()])
             check_path_score(node)
 
-    # --- ahead of selection ------------------------------------------------------------------
+    # --- speculation -------------------------------------------------------------------------
 
     def _speculate(self) -> None:
-        """Tell the writer which children of finished steps it may decode in idle slots."""
-        self._foresee, ahead = False, self._writer
+        """Choose children of decoded steps that the writer may decode in idle slots."""
+        self._speculation_is_stale, ahead = False, self._writer
         pays = ahead.speculation != "auto" or (len(self._live) == 1 and self.payoff.pays)
         if ahead.speculation == "off" or not (pays or self.explore == "decoupled"):
-            self._foreseen.clear()
+            self._speculative_of.clear()
             ahead.speculate(())
             return
         if not pays:
             unsure = [run for run in self._live.values() if not run.traits.certain]
-            self._foreseen.update({run: [] for run in unsure})
-        for run in [run for run in self._live.values() if run not in self._foreseen]:
+            self._speculative_of.update({run: [] for run in unsure})
+        for run in [run for run in self._live.values() if run not in self._speculative_of]:
             if run.scores_early and not self.listwise:
-                self._submit_scores(run)
+                self._submit_for_scoring(run)
             if run.error is None:
                 with self._fails_alone(run):
                     prospects = run.prospects()
                     # One child is decoded; its siblings begin with a share of its tokens.
                     if ahead.speculation == "truncate":
                         prospects = [replace(prospect, children=1) for prospect in prospects]
-                    self._foreseen[run] = [
+                    self._speculative_of[run] = [
                         (prospect.potential, run.speculative.open_children(prospect))
                         for prospect in prospects
                     ]
-        likely = [pair for run in self._live.values() for pair in self._foreseen[run]]
+        likely = [pair for run in self._live.values() for pair in self._speculative_of[run]]
         likely.sort(key=lambda pair: -pair[0])
         ahead.speculate([child for _, children in likely for child in children])
 
-    def _drop_rest(self, run: TreeRun) -> None:
+    def _drop_unopenable(self, run: TreeRun) -> None:
         """Free speculative children that selection can no longer open."""
-        left = run.speculative.remove_unopenable(run.tree)
+        left = run.speculative.pop_unopenable(run.tree)
         self.payoff.speculated += sum(node.usage["speculated"] for node in left)
         self._executor.release(left)
 
     # --- trees that end ----------------------------------------------------------------------
 
     def _cut_overdue(self) -> None:
-        """Let trees whose deadline has passed end their round with the decoded steps.
+        """End the round of trees whose deadline has passed, with the steps decoded so far.
 
-        If the verifier may never return, scores missing after `patience_s` are left out. If the
-        writer may never return, a tree without steps fails after `patience_s`.
+        A user's verifier may never return: scores that are missing after its grace period are left
+        out. A remote writer may never return: a tree without steps fails after `patience_s`.
         """
         steps_s, scores_s = self.patience_s, self._executor.patience_s
         for run in list(self._live.values()):
-            if run.overdue():
+            if run.is_overdue():
                 run.cut = True
                 self._writer.cancel(tuple(run.round.open))
                 run.round.open.clear()
-            elif run.round.unscored and scores_s is not None and run.out_of_time(scores_s):
+            elif run.round.unscored and scores_s is not None and run.is_out_of_time(scores_s):
                 run.cut = True
                 run.round.unscored.clear()
-                self._decide(run)
-            elif run.round.open and steps_s is not None and run.out_of_time(steps_s):
+                self._finish_round(run)
+            elif run.round.open and steps_s is not None and run.is_out_of_time(steps_s):
                 assert run.rule is not None
                 self._fail(run, UnavailableError(f"{run.rule.deadline}, and nothing is there"))
 
     @contextmanager
     def _fails_alone(self, run: TreeRun) -> Iterator[None]:
-        """Let an error end only this tree. A failed link still ends the whole run."""
+        """Fail only this tree if the block raises. An error of the link ends the whole run."""
         try:
             yield
         except LinkError:
@@ -303,11 +308,11 @@ class Engine:
         self._close(run)
 
     def _close(self, run: TreeRun) -> None:
-        """End a tree: cancel its open steps, and free all its KV."""
+        """Remove a tree from the engine: cancel its open steps, and free all its KV."""
         run.tree.done = True
         self._live.pop(run.tree.root, None)
-        self._foreseen.pop(run, None)
+        self._speculative_of.pop(run, None)
         self._writer.cancel(tuple(run.round.open))
         run.round.open.clear()
-        self._drop_rest(run)
+        self._drop_unopenable(run)
         self._executor.release(run.tree.release_dead())

@@ -1,9 +1,9 @@
-"""Executors: run the step writer and the verifier on one device, in turn or concurrently.
+"""Executors: run the generator's batch and the verifiers on one device, in turn or concurrently.
 
-With a plain `Lane` the executor does one piece of work at a time, scores first. It is the
-specification of the executor with workers and of the simulator's. The clock decides when scores
-arrive, but not their values (the verifier's side in decoupled tree exploration, section 5; several
-verifiers, 9.1.2).
+With a plain `Lane` the executor does one piece of work at a time, scores first. This is the
+specification of the executor with verifier threads, and of the simulator's. Threads change only
+when scores arrive, never their values (decoupled tree exploration, section 5; several verifiers,
+9.1.2).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from beamwright.protocols import Event, StepWriter, Verifier, traits_of
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, group_by_root
 
-# Most steps of several trees in one call of a verifier that is a model, per `--explore`.
+# Most steps, from several trees, in one call of a verifier model, per `--explore`.
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 
-# Grace period in seconds before a thread in an unneeded call of a user's verifier is abandoned.
+# Grace period in seconds for a user's verifier: a call whose scores are no longer needed is
+# abandoned with its thread after it.
 PATIENCE_S = 1.0
 
 # The generator (None if it is remote), and for each verifier its model, if it has one.
@@ -39,7 +40,7 @@ Models = Sequence[TreeModel | None]
 
 
 class Lane:
-    """A verifier that scores its batches in order, on the caller's thread, when results are taken.
+    """A verifier with its queue of batches, scored in order on the caller's thread, in `take`.
 
     patience_s: grace period for a call whose scores are no longer needed; None if calls surely end.
     """
@@ -51,7 +52,7 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """True while a batch waits, or is being scored and still needed."""
+        """True while a batch waits, or is being scored and its scores are still needed."""
         return bool(self.scoring.queue)
 
     @property
@@ -60,14 +61,14 @@ class Lane:
         return False
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait until `is_over` is true. This lane never waits, because it scores in `take`."""
+        """Block until `is_over` returns true. This lane never blocks: it scores in `take`."""
 
     def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
         """Queue these steps of one tree for scoring."""
         self.scoring.queue.put(tuple(nodes), priority)
 
     def take(self) -> list[Event] | None:
-        """Return the events of a batch; None if no batch is finished."""
+        """Return the scores of one batch as events; None if no batch is finished."""
         if not self.scoring.queue:
             return None
         nodes = self.scoring.queue.take()
@@ -75,10 +76,9 @@ class Lane:
         return self.scoring.score(nodes)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free the verifier's KV of these nodes before anything else is scored.
+        """Free the verifier's KV of these nodes, and remove them from waiting batches.
 
-        A batch that is being scored is finished first. A waiting batch of only these nodes is
-        dropped.
+        A batch that is being scored is finished first.
         """
         self.scoring.queue.release(nodes)
         self.scoring.release(nodes)
@@ -89,11 +89,11 @@ class Lane:
 
 
 class Executor:
-    """Runs iterations of the writer and calls of the verifier, in turn or concurrently.
+    """Runner of the writer's decode iterations and the verifiers' calls, in turn or concurrently.
 
     lanes: verifiers, each with its own KV; all steps of a tree go to one lane.
-    stalled_s: returns the seconds that models have waited for the link; with threads, only the
-        generator.
+    stalled_s: returns the seconds that models have waited for transfers so far; with verifier
+        threads, only the generator's.
     """
 
     def __init__(
@@ -125,26 +125,26 @@ class Executor:
         self._lane_of[root].put(nodes, priority)
 
     def wait(self) -> list[Event]:
-        """Do one bounded piece of work: a batch of scores, or an iteration of the running batch.
+        """Take one batch of scores, or run one decode iteration, and return the events.
 
         Scores come first, because a round waits for them. Returns no events if no step has ended,
         if there is no work, or if no scores came within `patience_s`.
         """
-        events = self._take()
+        events = self._take_results()
         if events is not None:
             return events
-        scoring = self._scores()
+        scoring = self._is_scoring()
         if self.writer.busy or (scoring and self.writer.speculating):
             return self._iterate()
         if scoring:
             self._progress.doing("scoring steps")
             self._wait_for_scores()
-        return self._take() or []
+        return self._take_results() or []
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free all KV of these nodes; the verifier's as soon as no call reads it.
+        """Free all KV of these nodes, and drop those that wait for a score.
 
-        Steps among them that wait for a score are dropped.
+        A verifier's KV is freed as soon as no call reads it.
         """
         self.writer.release(nodes)
         for root, below in group_by_root(nodes).items():
@@ -161,18 +161,18 @@ class Executor:
             for lane in self.lanes:
                 closing.callback(lane.close)
 
-    def _take(self) -> list[Event] | None:
-        """Return the events of a finished batch; None if no batch is finished."""
+    def _take_results(self) -> list[Event] | None:
+        """Return the events of the first finished batch of any lane; None without one."""
         results = (lane.take() for lane in self.lanes)
         return next((events for events in results if events is not None), None)
 
-    def _scores(self) -> bool:
+    def _is_scoring(self) -> bool:
         return any([lane.busy for lane in self.lanes])
 
     def _wait_for_scores(self) -> None:
-        """Return when a lane has results, or none will get any."""
+        """Block until a lane has results, or no lane is scoring any more."""
         self.lanes[0].wait(
-            lambda: any(lane.has_results for lane in self.lanes) or not self._scores()
+            lambda: any(lane.has_results for lane in self.lanes) or not self._is_scoring()
         )
 
     def _iterate(self) -> list[Event]:
@@ -190,11 +190,11 @@ class Executor:
 
 
 class VerifierWorker(Lane):
-    """A thread that scores batches in order. It starts with the first batch.
+    """A verifier with a thread of its own, which scores batches in order.
 
-    Only this thread calls the verifier and uses its model, KV and link. Between two batches it
-    frees released KV. Nodes of a batch are shared by two threads: the loop leaves them alone until
-    their scores arrive. Errors are raised where results are taken.
+    The thread starts with the first batch. Only this thread calls the verifier and uses its model,
+    KV and link. Between two batches it frees released KV. While nodes are scored, the engine's
+    thread must not change them. An error of the verifier is raised by `take`.
 
     stream: the CUDA stream that only this worker uses; None on a CPU.
     changed: condition variable shared by all workers of an executor.
@@ -270,7 +270,7 @@ class VerifierWorker(Lane):
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the thread. Abandon a call that does not return within `patience_s`."""
+        """End the thread, or abandon it if a call does not return within `patience_s`."""
         if self._thread is None:
             return
         with self.changed:
@@ -290,10 +290,10 @@ class VerifierWorker(Lane):
                 raise result
 
     def _start(self) -> None:
-        """Start the thread, and return when it computes with as many threads as this one.
+        """Start the thread, and wait until it has taken over torch's number of compute threads.
 
-        Both then give bitwise equal results. torch copies its thread count to a new thread at the
-        thread's first query, and later changes elsewhere have no effect.
+        Scores are then bitwise equal to scores computed on this thread. torch copies the number to
+        a new thread at the thread's first query, and later changes elsewhere have no effect.
         """
         if self._stream is not None:  # wait for queued work that the verifier will read
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -305,7 +305,7 @@ class VerifierWorker(Lane):
         ready.wait()
 
     def _abandon_thread(self) -> None:
-        """Abandon the thread: ignore everything that it still does."""
+        """Let the thread run on unattended: ignore its result, and stop timing its call."""
         if self._thread is not None and self._current:
             self.scoring.accounting.abandon_thread(self._thread.ident)
         self._thread, self._current, self._unneeded_since_s = None, (), None
@@ -316,7 +316,7 @@ class VerifierWorker(Lane):
     def _work(self, ready: threading.Event) -> None:
         torch.get_num_threads()
         ready.set()
-        while (work := self._next()) is not None:
+        while (work := self._next_work()) is not None:
             unneeded, batch = work
             try:
                 with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
@@ -329,8 +329,11 @@ class VerifierWorker(Lane):
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _next(self) -> tuple[list[Node], tuple[Node, ...]] | None:
-        """Return the nodes to free, or else the batch to score; None if closed or abandoned."""
+    def _next_work(self) -> tuple[list[Node], tuple[Node, ...]] | None:
+        """Block until there is work, and return it: (nodes to free, batch to score).
+
+        Only one of the two is filled. None: the thread is to end.
+        """
         me, queue = threading.current_thread(), self.scoring.queue
         with self.changed:
             self.changed.wait_for(
@@ -364,9 +367,10 @@ def make_executor(
     *,
     beside: bool,
 ) -> Executor:
-    """Create the executor of a run.
+    """Create the executor of a run, with one lane or worker per verifier.
 
-    beside: True if each verifier gets a thread, see `overlaps`.
+    models: the generator's model (None if it is remote), then the verifiers' models, if any.
+    beside: True if each verifier gets a thread, see `gets_thread`.
     """
     generator, *scorers = models
     most_steps = STEPS_TOGETHER[settings.explore] if scorers else 1
@@ -396,7 +400,7 @@ def _stalled_s(models: Models) -> float:
     return sum(model.store.stall_s for model in models if model is not None)
 
 
-def overlaps(
+def gets_thread(
     settings: ScheduleSettings,
     verifier: Verifier,
     models: Models,
@@ -405,15 +409,15 @@ def overlaps(
     exact: bool,
     num_threads: int,
 ) -> bool:
-    """Return True if the verifier gets its own thread; never without the trait `beside_decoding`.
+    """Return True if verifiers run in threads of their own, beside decoding.
 
-    "auto" gives a thread to each of several verifiers, and to a user's own verifier, which may
-    hang. A single verifier model gets one only if several trees are in flight, and if that is
-    faster (docs/log/2026-11.md#scoring-beside-decoding) without changing results. With a remote
-    generator this always holds. Otherwise results must be `exact`, no KV may have left the device
-    so far, and there must be room: on a CPU a core for each of the worker's threads, on a GPU
-    kernels that read KV in place. On a GPU memory is planned for both models, decoding is bound by
-    memory, and scoring by arithmetic.
+    The verifier must have the trait `beside_decoding`. With `--executor auto`, several verifiers
+    get threads, and so does a user's own verifier, which may hang. A single verifier model gets one
+    only if several trees are in flight, and if that is faster without changing results
+    (docs/log/2026-11.md#scoring-beside-decoding). With a remote generator this always holds. With
+    a local one, results must be `exact`, and no KV may have left the device so far. On a CPU there
+    must be a core for each of the worker's threads. On a GPU the kernels must read KV in place;
+    decoding is then bound by memory, and scoring by arithmetic.
 
     in_flight: most trees at a time; None: as many as the generator has work for.
     exact: True if results do not depend on the batch.

@@ -1,9 +1,9 @@
-"""Borders of top-k, top-p and min-p of each row, in Triton, without a sort.
+"""Triton kernels for top-k, top-p and min-p without a sort: they find the smallest kept logit.
 
-All three filters keep the first tokens in the order of `sampling.allow`: larger logits first, and
-among equal ones the lower id. The kept tokens of a row are therefore given by a border: the
-smallest value that is kept, and the last kept id among tokens of that value. `draw_kernel` samples
-from the tokens above the border.
+All three filters keep the first tokens in the order of `sampling.filter_logits`: larger logits
+first, and among equal ones the lower id. The kept tokens of a row are therefore given by a
+*border*: the smallest value that is kept, and the last kept id among tokens of that value.
+`draw_kernel` samples from the tokens that the border keeps.
 
 Bisection finds the border on the bits of the logits, ordered as integers. It counts how many tokens
 reach a value (top-k), or how much mass reaches it (top-p). The first search is among the maxima of
@@ -15,9 +15,9 @@ rest.
 Masses are integers, in units of 2^-40 of the most likely token's mass. Their sums do not depend on
 an order, so a row's border depends on its logits alone. Top-p keeps a token if the tokens before it
 have less mass than the share top_p of all mass that top-k kept (without top-k, of a float32 sum
-over the row's pieces). The oracle in `sampling` sums rounded probabilities instead. A border may
-differ from the oracle's only if a sum is within rounding of top-p, or a quotient within rounding of
-min-p.
+over the row's pieces). The reference in `sampling` sums rounded probabilities instead. A border may
+differ from the reference only if a sum is within rounding of top-p, or a quotient within rounding
+of min-p.
 
 This module does not postpone annotations, because Triton reads `tl.constexpr` from them.
 """
@@ -46,7 +46,7 @@ def has_filters(row, greedy, top_k, top_p, min_p):
 
 @triton.jit
 def in_order(logit, heat):
-    """Return the value by which tokens are ordered: the logit divided by the temperature.
+    """Return the value by which tokens are ordered: the logit divided by the temperature `heat`.
 
     Rounding may make two neighbours equal; then ids decide. 16-bit logits never become equal, so
     they are compared undivided.
@@ -72,21 +72,21 @@ def _key(value, UNUSED: tl.constexpr):
 
 @triton.jit
 def _value(key, dtype: tl.constexpr, UNUSED: tl.constexpr):
-    """Return the logit of a key."""
+    """Return the logit of a rank that `_key` returned."""
     bits = (key ^ ((key >> 63) & (0x7FFFFFFF >> UNUSED))) << UNUSED
     return bits.to(tl.int32).to(tl.float32, bitcast=True).to(dtype)
 
 
 @triton.jit
 def _weight(logit, counts, highest, heat):
-    """Return 1 if tokens are counted, else the token's mass."""
+    """Return what a token adds to a sum: 1 for top-k (`counts`), its mass for top-p."""
     mass = (_share(logit.to(tl.float32), highest, heat) * _ONE).to(tl.int64)
     return tl.where(counts, 1, mass)
 
 
 @triton.jit
 def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
-    """Return the number of logits at or above `least`, or their mass."""
+    """Return the number of logits at or above `least` (if `counts`), or else their mass."""
     reached, border = tl.zeros([CHUNK], tl.int64), in_order(least, heat)
     for start in tl.range(0, size, CHUNK, loop_unroll_factor=2):  # loads overlap
         place = start + tl.arange(0, CHUNK)
@@ -100,7 +100,10 @@ def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
 def _search(
     values, size, wanted, counts, lowest, highest, heat, UNUSED: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Return the largest key that `wanted` of these logits (or mass) reach; `lowest` if none."""
+    """Bisect for the largest key that at least `wanted` of these logits reach, or so much mass.
+
+    Return `lowest` if there is none.
+    """
     low, high = lowest, _key(highest, UNUSED)
     while low < high:
         middle = high - (high - low) // 2
@@ -114,7 +117,10 @@ def _search(
 
 @triton.jit
 def _appended(out, num, value, chosen, room):
-    """Append the chosen values after `num` others, up to `room`; return the number of all."""
+    """Append the chosen values to `out`, which has `num` values; return the new number.
+
+    Values beyond `room` are counted but not stored.
+    """
     chosen = chosen.to(tl.int32)
     place = num + tl.cumsum(chosen, axis=0) - 1
     tl.store(out + place, value, (chosen != 0) & (place < room))
@@ -126,9 +132,9 @@ def _collected(
     logits, maxima, values, groups, ids, edge, heat, num_tokens, num_groups,
     GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Collect the tokens from `edge` on, in order of id; return their number.
+    """Copy the tokens with a logit of at least `edge` to `values` and `ids`, in order of id.
 
-    The number is above ROOM if they did not fit.
+    Return their number, which is above ROOM if they did not fit.
     """
     num, least = 0, in_order(edge, heat)
     for start in range(0, num_groups, CHUNK):
@@ -156,7 +162,7 @@ def _collected(
 
 @triton.jit
 def _last_kept(values, size, border, wanted, highest, heat, CHUNK: tl.constexpr):
-    """Return the place of the last token at `border` with less than `wanted` mass before it."""
+    """Return the index of the last token at `border` with less than `wanted` mass before it."""
     above = tl.zeros([CHUNK], tl.int64)
     for start in range(0, size, CHUNK):
         place = start + tl.arange(0, CHUNK)
@@ -181,9 +187,9 @@ def find_maxima(
     logits, greedy, temperature, top_k, top_p, min_p, maxima, masses, num_tokens, row_stride,
     maxima_stride, TOKENS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Find the maxima of groups: one program per row and piece of TOKENS tokens.
+    """Find the largest logit of every 32 tokens: one program per row and piece of TOKENS tokens.
 
-    Rows without filters are skipped.
+    Rows without filters are skipped. Outputs:
 
     maxima [rows, groups]: the largest logit of each group.
     masses [rows, pieces, 2] float32: a piece's largest logit, and the sum of its tokens'
@@ -273,8 +279,8 @@ def find_borders(
     """Find the border of each row, with one program per row.
 
     values, ids [rows, groups + ROOM]: the groups' maxima, then space for collected tokens.
-    borders [rows] float32: border values as given by `in_order`; minus infinity without filters.
-    lasts [rows]: last kept id among tokens of the border value.
+    borders [rows] float32: output, border values of `in_order`; minus infinity without filters.
+    lasts [rows]: output, last kept id among tokens of the border value.
     """
     row = tl.program_id(0)
     border, last = tl.cast(float("-inf"), tl.float32), tl.cast(num_tokens, tl.int32)
@@ -309,7 +315,7 @@ _UNUSED = {torch.bfloat16: 16, torch.float16: 13}  # low float32 bits that these
 def borders_of(
     logits: Tensor, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the borders [rows] of rows, and the last kept ids [rows] of their border values.
+    """Return which tokens top-k, top-p and min-p keep: borders [rows] and last kept ids [rows].
 
     A row keeps tokens with `in_order` above its border, and tokens equal to it up to the last id.
 

@@ -1,8 +1,7 @@
-"""Replay of a step that reads no host state: by plain calls, or as a CUDA graph.
+"""CUDA graphs: capture a decode step or a prefill once, and replay its kernel launches.
 
-This module does not know what the step computes. A captured step consists of one call's kernel
-launches, with that call's addresses, strides and numbers. A caller that changes one of these must
-change the key or the version.
+A captured step repeats one call's launches with that call's addresses, strides and numbers. A
+caller that changes one of these must change the step's key or version.
 """
 
 from __future__ import annotations
@@ -19,20 +18,18 @@ from beamwright.models.packed import Launches, Numbers, Replay
 from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
-# Stream priority of decoding: its short steps go before a concurrent prefill (priority 0). No more
-# than these two run concurrently.
+# Stream priority of decoding: its short steps go before a concurrent prefill (priority 0).
 _FIRST = -1
 
 
 class CudaGraphReplay(Replay):
-    """A `Replay` that captures each step once.
+    """A `Replay` that captures each step as a CUDA graph, one per key.
 
     The first run of a key is a plain call, which compiles kernels and creates library handles. The
-    second run is captured. The graphs share one memory pool: a step leaves its results in tensors
-    outside the pool, so nothing in the pool outlives a replay, and replays follow one another on
-    one stream. Two instances do not share a pool. The verifier's replays run concurrently with the
-    generator's. Also, a pool whose graphs are all deleted cannot be captured into again, so neither
-    instance could free its graphs.
+    second run is captured, later runs replay it. The graphs of an instance share one memory pool,
+    because replays follow one another on one stream, and a step leaves its results outside the
+    pool. Two instances do not share a pool, because generator and verifier run concurrently. Also,
+    a pool whose graphs are all deleted cannot be used again, so neither could free its graphs.
 
     If a capture fails, no later step is captured: steps run plainly, on the same stream.
 
@@ -47,7 +44,7 @@ class CudaGraphReplay(Replay):
         self, device: torch.device, on_failure: Callable[[str], None], priority: int = 0
     ) -> None:
         self._device, self._on_failure = device, on_failure
-        self._alone = _capturing()
+        self._alone = _capture_lock()
         self._failed = False
         self._side = torch.cuda.Stream(device, priority)
         self._pool = torch.cuda.graph_pool_handle()
@@ -74,7 +71,7 @@ class CudaGraphReplay(Replay):
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that the graphs' pool holds."""
+        """Bytes that the graphs' memory pool holds, even while nothing runs."""
         if not self._graphs:
             return 0
         segments = torch.cuda.memory_snapshot(self._pool)
@@ -100,7 +97,7 @@ class CudaGraphReplay(Replay):
         self._pool = torch.cuda.graph_pool_handle()
 
     def _try_capture(self, key: Hashable, step: Launches) -> None:
-        """Capture the step; no graph if CUDA or torch refuses. Raise if memory is short."""
+        """Capture the step, or report why CUDA or torch cannot. Raise if memory is short."""
         current = torch.cuda.current_stream(self._device)
         try:
             graph = torch.cuda.CUDAGraph()
@@ -121,13 +118,13 @@ class CudaGraphReplay(Replay):
 
 
 @cache
-def _capturing() -> Lock:
-    """Return the process-wide lock for captures, and for waiting until a whole device is idle.
+def _capture_lock() -> Lock:
+    """Return the process-wide lock to hold during a capture, or while waiting for a whole device.
 
-    Another thread may launch and allocate during a capture, because captures are `thread_local`. It
-    must not wait for the device: that would end the capture. A capture itself waits for the device
-    before it begins, so captures exclude one another. They also exclude a step's first run, which
-    loads kernels.
+    During a capture, other threads may launch kernels and allocate, because captures are
+    `thread_local`. They must not wait for the device, which would end the capture. A capture itself
+    waits for the device before it begins, so captures exclude one another. They also exclude a
+    step's first run, which loads kernels.
     """
     return Lock()
 
@@ -135,11 +132,10 @@ def _capturing() -> Lock:
 def make_replay(
     graphs: str, model: TreeModel, on_failure: Callable[[str], None], priority: int = _FIRST
 ) -> Replay | None:
-    """Create the replay that `--graphs` asks for; None if steps run as plain calls.
+    """Create what runs the model's steps, according to `--graphs`; None for plain calls.
 
     Layer-wise streaming is not captured, because it waits for a transfer inside a step. Recurrent
-    states that the host moves row by row are not captured either, because these moves are no
-    launches of the step.
+    states that the host moves row by row are not captured either.
 
     on_failure: called with the reason if steps cannot be captured after all.
     """
@@ -153,7 +149,7 @@ def make_replay(
 
 
 def capture_passes(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> None:
-    """Capture prefills of this model too, if its steps would be captured."""
+    """Capture this model's prefills too, if its decode steps can be captured."""
     replay = make_replay(graphs, model, on_failure, priority=0)
     if replay is not None:
         model.capture(replay)

@@ -1,16 +1,16 @@
-"""Random streams: Gumbel noise keyed by (seed, lineage, position, token id), and fast sampling.
+"""Counter-based random numbers for sampling, and a fast way to sample one row on a CPU.
 
-A token's noise is a hash of these four values. A node's tokens therefore do not depend on the
-batch, and removing tokens from the vocabulary never changes the noise of the others
-(docs/concepts/sameness.md).
+A token's Gumbel noise is a hash of (seed, lineage, position, token id). A node's tokens therefore
+do not depend on the batch, and removing tokens from the vocabulary never changes the noise of the
+others (docs/concepts/sameness.md).
 
-`RowDraw` samples one row's token from a large vocabulary on a CPU without computing all noise.
+`RowSampler` samples one row's token from a large vocabulary on a CPU without computing all noise.
 Gumbel noise from 23 bits is bounded on both sides (`MOST_NOISE`, `LEAST_NOISE`). A token whose
 scaled logit is further than their difference below the largest one cannot be sampled, and no filter
-removes the largest. If too many tokens remain, few of them have enough noise to beat the best of
-the most likely tokens, or of the tokens with the most noise. The result equals sampling from the
-whole row, token for token. NumPy finds these tokens faster than torch, and without threads of its
-own, so that several threads can sample.
+removes the largest. If too many tokens remain, the token is found by its noise: first the best of
+some tokens is computed, then only tokens with enough noise to beat it. The result equals sampling
+from the whole row, token for token. NumPy finds these tokens faster than torch, and without threads
+of its own, so that several threads can sample.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ TokenIds: TypeAlias = npt.NDArray[np.int64]
 
 
 def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:
-    """Return the two signed 32-bit keys of a node's random stream.
+    """Return the two signed 32-bit keys of a node's random numbers.
 
-    purpose: a tag for streams in addition to the tree's own (rollouts, revisions).
+    purpose: a tag for random numbers besides those of the node's step (rollouts, revisions).
     """
     text = "\x1f".join([str(seed), purpose, *[f"{type(x).__name__}:{x}" for x in lineage]])
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -63,7 +63,7 @@ def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.T
 
 
 def spread_tokens(token_ids: torch.Tensor) -> torch.Tensor:
-    """Return token ids [tokens] as well-mixed int32; computed once per vocabulary."""
+    """Return hashes of token ids [tokens], int32; computed once per vocabulary."""
     return _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
 
 
@@ -85,7 +85,7 @@ def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tens
 
 
 def row_words(keys: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two words [rows], int32, with which the two rounds of a row's hash start."""
+    """Return a row's part of the hash: two int32 words [rows], one for each of its two rounds."""
     first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
     return first, _mix(keys[:, 1] + first)
 
@@ -99,7 +99,7 @@ def _gumbel(bits: torch.Tensor) -> torch.Tensor:
 
 
 def half_spread(spread: torch.Tensor) -> HashWords:
-    """Return `spread_tokens` after the first xor-shift.
+    """Return `spread_tokens` after the hash's first xor-shift, which is the same for all rows.
 
     The shift is linear over xor, so a row's word can be combined later.
     """
@@ -123,8 +123,8 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class RowDraw:
-    """Sampling of one row's token from logits [tokens].
+class RowSampler:
+    """Sampler of one row's token from logits [tokens], on a CPU.
 
     words: the row's `row_words`. half: the `half_spread` of the vocabulary.
     top_k, top_p, min_p: the filters; 0, infinity and 0 turn them off.
@@ -138,7 +138,7 @@ class RowDraw:
     top_p: float
     min_p: float
 
-    def token(self) -> int | None:
+    def sample(self) -> int | None:
         """Return the sampled token; None if the whole row must be computed."""
         if not math.isfinite(self._highest):
             return None
@@ -146,27 +146,27 @@ class RowDraw:
         few = int((_FEW if filters else _FEWER) * len(self.logits))
         distance = MOST_NOISE - LEAST_NOISE
         distance = min(distance, -math.log(self.min_p)) if self.min_p else distance
-        tokens = self._within(distance, few)
+        tokens = self._tokens_near_largest(distance, few)
         if tokens is None and self.top_k:
-            tokens = _few_of(self._in_top(self._whole).numpy(), few)
+            tokens = _indices_if_few(self._top_k_mask(self._whole).numpy(), few)
         if tokens is not None:
-            return self._best(self._filtered(tokens))[0]
-        return None if filters else self._loudest(few)
+            return self._find_best(self._filter_tokens(tokens))[0]
+        return None if filters else self._sample_by_noise(few)
 
-    def _scaled(self, tokens: Any) -> Any:
-        """Return the logits of some tokens divided by the temperature."""
+    def _scale_logits(self, tokens: Any) -> Any:
+        """Return the logits of these tokens, divided by the temperature."""
         with np.errstate(over="ignore"):
             return self.logits[tokens] / np.float32(self.temperature)
 
     @cached_property
     def _highest(self) -> float:
-        return float(self._scaled(self.logits.argmax()))
+        return float(self._scale_logits(self.logits.argmax()))
 
     @cached_property
     def _whole(self) -> torch.Tensor:
-        return torch.from_numpy(self._scaled(slice(None)))
+        return torch.from_numpy(self._scale_logits(slice(None)))
 
-    def _hashed(self, tokens: TokenIds | None = None) -> HashWords:
+    def _hash_tokens(self, tokens: TokenIds | None = None) -> HashWords:
         """Return hash words as in `gumbel_noise`, before the logarithms. tokens: None for all."""
         first, second = (np.uint32(word & 0xFFFFFFFF) for word in self.words)
         half = self.half if tokens is None else self.half[tokens]
@@ -177,59 +177,59 @@ class RowDraw:
         x *= np.uint32(-1028477387 & 0xFFFFFFFF)
         return x
 
-    def _within(self, distance: float, most: int) -> TokenIds | None:
-        """Return all tokens within `distance` of the largest; None if more than `most`.
+    def _tokens_near_largest(self, distance: float, most: int) -> TokenIds | None:
+        """Return the tokens whose scaled logit is within `distance` of the largest one.
 
-        Rounding may add tokens that are slightly further away.
+        None if there are more than `most`. Rounding may add tokens that are slightly further away.
         """
         least = _below(self._highest, distance) * float(np.float32(self.temperature))
-        return _few_of(self.logits >= np.float32(least), most)
+        return _indices_if_few(self.logits >= np.float32(least), most)
 
-    def _in_top(self, scaled: torch.Tensor) -> torch.Tensor:
+    def _top_k_mask(self, scaled: torch.Tensor) -> torch.Tensor:
         """Return a mask of the logits that top-k keeps."""
         return scaled >= scaled.topk(min(self.top_k, len(scaled))).values[-1]
 
-    def _best(self, tokens: TokenIds, hashed: HashWords | None = None) -> tuple[int, float]:
-        """Return the winning token among `tokens`, and its noisy logit.
+    def _find_best(self, tokens: TokenIds, hashed: HashWords | None = None) -> tuple[int, float]:
+        """Return the token with the largest noisy logit among `tokens`, and that logit.
 
         hashed: hash words of all tokens, if already computed.
         """
-        words = self._hashed(tokens) if hashed is None else hashed[tokens]
+        words = self._hash_tokens(tokens) if hashed is None else hashed[tokens]
         noise = _gumbel(torch.from_numpy((words >> (32 - NOISE_BITS)).astype(np.float32)))
-        noisy = noise.numpy() + self._scaled(tokens)
+        noisy = noise.numpy() + self._scale_logits(tokens)
         place = int(noisy.argmax())
         return int(tokens[place]), float(noisy[place])
 
-    def _loudest(self, few: int) -> int | None:
-        """Return the sampled token, found by its noise; None if too many tokens have enough."""
-        hashed, first = self._hashed(), 1.0
-        tried, distance = self._within(_NEAR, few), _NEAR
+    def _sample_by_noise(self, few: int) -> int | None:
+        """Return the sampled token, searched among tokens with much noise; None if too many."""
+        hashed, first = self._hash_tokens(), 1.0
+        tried, distance = self._tokens_near_largest(_NEAR, few), _NEAR
         if tried is None:
             first, distance = 1 - min(_TRIED_FIRST / len(hashed), 1), 0.0
-            tried = _at_least(first, hashed)
+            tried = _tokens_with_noise(first, hashed)
         if not len(tried):
             return None
-        best = self._best(tried, hashed)
+        best = self._find_best(tried, hashed)
         # A token that beats `best` needs noise above the lead of `best` over the other logits.
         lead = _below(best[1], self._highest + _ROUNDING * abs(self._highest) - distance)
         needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
         if 1 - needed > _FEW:
             return None
-        loud = _at_least(needed, hashed) if needed < first else tried[:0]
+        loud = _tokens_with_noise(needed, hashed) if needed < first else tried[:0]
         if len(loud):
-            best = max(best, self._best(loud, hashed), key=lambda each: (each[1], -each[0]))
+            best = max(best, self._find_best(loud, hashed), key=lambda each: (each[1], -each[0]))
         return best[0]
 
-    def _filtered(self, tokens: TokenIds) -> TokenIds:
+    def _filter_tokens(self, tokens: TokenIds) -> TokenIds:
         """Return the tokens that top-k, top-p and min-p keep, applied in this order."""
-        scaled, all_of_top_k = torch.from_numpy(self._scaled(tokens)), False
+        scaled, all_of_top_k = torch.from_numpy(self._scale_logits(tokens)), False
         if 0 < self.top_k <= len(tokens):
-            kept, all_of_top_k = self._in_top(scaled), True
+            kept, all_of_top_k = self._top_k_mask(scaled), True
             tokens, scaled = tokens[kept.numpy()], scaled[kept]
         if self.top_p < math.inf:
             whole = scaled if all_of_top_k else self._whole
             if self.top_k and not all_of_top_k:
-                whole = whole[self._in_top(whole)]
+                whole = whole[self._top_k_mask(whole)]
             ordered, index = scaled.sort(descending=True, stable=True)
             probs = (ordered - self._highest).exp_().div_((whole - self._highest).exp_().sum())
             kept = probs.cumsum(-1) - probs < self.top_p
@@ -246,12 +246,12 @@ def _below(highest: float, distance: float) -> float:
     return highest - distance - _ROUNDING * (2 * abs(highest) + abs(distance) + 1)
 
 
-def _few_of(chosen: npt.NDArray[np.bool_], most: int) -> TokenIds | None:
+def _indices_if_few(chosen: npt.NDArray[np.bool_], most: int) -> TokenIds | None:
     """Return the indices of the chosen tokens; None if there are more than `most`."""
     return np.flatnonzero(chosen) if np.count_nonzero(chosen) <= most else None
 
 
-def _at_least(uniform: float, hashed: HashWords) -> TokenIds:
-    """Return tokens with a uniform number of at least `uniform`, minus a few steps for rounding."""
+def _tokens_with_noise(uniform: float, hashed: HashWords) -> TokenIds:
+    """Return the tokens whose uniform number is at least `uniform`, less a margin for rounding."""
     step = max(int(uniform * 2**NOISE_BITS) - 4, 0)
     return np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS)))

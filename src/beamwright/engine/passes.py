@@ -1,13 +1,12 @@
-"""Passes with drafts: each pass computes one token of every row and the drafted tokens after it.
+"""Speculative decoding passes: each verifies the drafted tokens of every row (`drafts`).
 
-A drafted token is computed as one more row of the same pass, after the row's last token. It sees
-what it would see in a pass of its own, and its logits are bitwise equal. The token that a row
+A drafted token is computed as one more row of the same pass, after the row's last token. It attends
+to what it would see in a pass of its own, so its logits are bitwise equal. The token that a row
 samples at a position does not depend on the pass (`noise`). So a drafted token is accepted if it
 equals the sampled token, and everything after the first rejected one is dropped.
 
-The host reads the tokens of every pass, and rows that are done leave at once. The captured passes
-of `tensor_rows`, with one token per row, are the specification. This module knows no text: `drafts`
-proposes the tokens.
+The host reads the tokens of every pass, and rows that are done leave at once. The passes of
+`tensor_rows`, with one token per row, are the specification.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from beamwright.engine.drafts import Drafts
 from beamwright.engine.endings import StopFinder
-from beamwright.engine.row import Ran, Row, awaited
+from beamwright.engine.row import IterationWork, Row, open_rows
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
 from beamwright.models.decoder import Decoder
 from beamwright.models.packed import Replay
@@ -30,10 +29,10 @@ from beamwright.models.tree_model import TreeModel
 
 
 def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
-    """Return why this model's passes are limited to one token per row; None if they are not.
+    """Return why a pass can compute only one token per row (no drafts); None if it can do more.
 
-    An attention view must support several tokens per row (`spreads`). Kernels, layer-wise streaming
-    and sparse decoding do not: their work lists, transfers and selections assume one token per row.
+    Attention must support several tokens per row (`spreads`). Kernels, layer-wise streaming and
+    sparse decoding do not: their work lists, transfers and selections assume one token per row.
     """
     if model.decoder.shape.states:
         return "needs layers whose KV can be dropped, not recurrent ones"
@@ -46,7 +45,7 @@ def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
 
 @dataclass
 class DraftPasses:
-    """Runs iterations of a session's rows with drafts.
+    """Runner of iterations with drafts.
 
     keeps_states: keep the hidden states that tokens are sampled from, see `TensorRows`.
     """
@@ -65,12 +64,12 @@ class DraftPasses:
         max_tokens: int,
         enough: int,
         drafts: Drafts,
-    ) -> Ran:
-        """Run passes until a row has got `max_tokens` tokens, or `enough` awaited rows are done.
+    ) -> IterationWork:
+        """Run passes until a row has got `max_tokens` tokens, or `enough` open rows are done.
 
         places: each row's place in the batch. keys, sampling: random keys and settings by place.
         """
-        counting, left = awaited([*places]), dict.fromkeys(places, max_tokens)
+        counting, left = open_rows([*places]), dict.fromkeys(places, max_tokens)
         num_passes = num_rows = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             began = time.perf_counter()
@@ -84,13 +83,13 @@ class DraftPasses:
             drafts.note(drafted, used, len(hidden), time.perf_counter() - began)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
             left = {row: n - used[row] for row, n in left.items() if not row.done}
-        return Ran(num_passes, num_rows)
+        return IterationWork(num_passes, num_rows)
 
     def _draw(self, one: _Pass, hidden: Tensor, keys: Tensor, sampling: RowSampling) -> None:
         """Sample the token that follows each token of the pass, with its statistics."""
         index, positions = torch.tensor([one.rows, one.positions], device=hidden.device)
         drawn_at = (positions + 1).clamp_(max=self.decoder.shape.context - 1)
-        logits, how = self.decoder.logits(hidden), sampling.picked(index)
+        logits, how = self.decoder.logits(hidden), sampling.select_rows(index)
         read = logits[: len(one.rows)]
         tokens, logprobs = self.sampler.sample(read, keys[index], drawn_at, how)
         one.tokens = tokens.tolist()
@@ -101,11 +100,14 @@ class DraftPasses:
             one.top = [list(zip(*pair, strict=True)) for pair in zip(ids, top, strict=True)]
 
     def _accept(self, one: _Pass, row: Row, hidden: Tensor) -> int:
-        """Append a row's sampled tokens; return the number of its tokens that are forwarded."""
+        """Append sampled tokens to a row up to the first rejected draft.
+
+        Return how many tokens of the pass count: the row's last token and the accepted drafts.
+        """
         draft, first, drawn, used = one.drafts[row], one.first[row], list[int](), 1
         while row.stop is None and used > len(drawn):
             drawn.append(one.tokens[first + len(drawn)])
-            row.stop = self.stops.reason(row, drawn)
+            row.stop = self.stops.find_reason(row, drawn)
             foreseen = draft[used - 1] if used <= len(draft) else None
             used += drawn[-1] == foreseen and (row.stop is None or not row.stop.ends_path)
         end = first + len(drawn)

@@ -1,4 +1,4 @@
-"""Prompts of a model as token ids: problems, chats and follow-up turns. Checks their lengths."""
+"""Prompts: render problems, chats and follow-up turns to token ids, and check their lengths."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from beamwright.tree import Conversation, Node, Problem, RawPrompt, SearchTree, 
 
 _SYNTHETIC_SEED = 20_26
 _MOST_COUNTED = 1 << 15  # a prompt that is too long is counted up to this many tokens
-# The prompt that Qwen2.5-Math was trained with; other models understand it.
-#
-# It makes models write steps that process reward models know, and answers in a box.
+# The prompt that Qwen2.5-Math was trained with; other models understand it. It makes models write
+# the kind of steps that process reward models were trained on, and answers in a box.
 DEFAULT_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
-    """Return the settings, with the default system prompt where the model takes one."""
+    """Fill in the default system prompt, if none is set and the chat template takes one."""
     given = settings.model.system_prompt is not None
     if given or codec is None or not codec.takes_instructions:
         return settings
@@ -35,7 +34,7 @@ def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
 
 
 class Prompts:
-    """Creates the trees of one generator from its problems.
+    """Factory of search trees: it renders problems for one generator.
 
     codec: the tokenizer; None if the model has none.
     context: the most tokens of a path.
@@ -56,7 +55,9 @@ class Prompts:
         thinking: str | int = "auto",
         now: str | None = None,
     ) -> SearchTree:
-        """Create a tree with the rendered prompt. Whitespace around a problem is removed.
+        """Create the search tree of a problem; its root is the rendered prompt.
+
+        Whitespace around a problem is removed.
 
         thinking, now: passed to the chat template (`StepSettings`).
 
@@ -140,7 +141,7 @@ class Prompts:
                 self._check_size(self._codec, "".join(steps), f"path {number}")
 
     def check_turns(self, strategy: Strategy, thinking: str | int = "auto") -> None:
-        """Check before decoding that a strategy's turns can be rendered and `thinking` works.
+        """Check, before anything is decoded, a strategy's fixed turns and the option `thinking`.
 
         Raises:
             InputError: if the model has no tokenizer or no chat template; if a turn is no text, or
@@ -158,7 +159,7 @@ class Prompts:
             self._turn_ids(turn, {})
 
     def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
-        """Return a turn's token ids after an ended reply; None if they do not fit the context."""
+        """Render a user turn after an ended reply; None if it does not fit the context."""
         ids = self._turn_ids(turn, self._args.get(node.root, {}))
         if ids and node.token_ids and ids[0] == node.token_ids[-1]:
             ids = ids[1:]  # the reply already ends with this token
@@ -185,9 +186,10 @@ class Prompts:
     def check(
         self, tree: SearchTree, file: Path, problem: str | None, thinking: str | int = "auto"
     ) -> None:
-        """Check that a tree saved in `file` has the prompt that it would have today.
+        """Check that a resumed tree has the prompt that this model and tokenizer would give it.
 
-        problem: the expected problem; None accepts any. thinking: see `tree`.
+        file: where the tree was saved. problem: the expected problem; None accepts any.
+        thinking: see `tree`.
 
         Raises:
             InputError: if the prompt differs, or a token does not fit the model.
@@ -213,7 +215,11 @@ class Prompts:
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise InputError for a text with lone surrogates, which no tokenizer takes."""
+    """Check that a text has no lone surrogates, which no tokenizer takes.
+
+    Raises:
+        InputError: if it has; `what` names the text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

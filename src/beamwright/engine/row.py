@@ -1,7 +1,6 @@
-"""A row: a path's place in the running batch while its step is decoded, with its settings and KV.
+"""Rows of the running batch (vLLM: sequences): one step being decoded, its settings and its KV.
 
-This module knows nodes, segments and settings. It knows no text, no tensors, no batch and no other
-row.
+It also defines `Rows`, the interface between the batch and the model.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Decoding:
 
 
 class Decodings:
-    """The `Decoding` of each tree, found by its root.
+    """Map from each tree's root to its `Decoding`.
 
     default: the settings of trees without settings of their own.
     marks: the token sequences that begin and end the model's thoughts; None if the model has no
@@ -50,7 +49,7 @@ class Decodings:
         self._by_root: dict[Node, Decoding] = {}
 
     def set(self, root: Node, decoding: Decoding) -> None:
-        """Use `decoding` for the tree of `root`, from its first step on.
+        """Set the settings of a tree before its first step.
 
         Raises:
             InputError: if the delimiter is new and has more than 256 bytes. Every sampled token is
@@ -65,13 +64,13 @@ class Decodings:
         """Return the settings of a node's tree."""
         return self._by_root.get(node.root, self.default) if self._by_root else self.default
 
-    def forget(self, node: Node) -> None:
+    def discard(self, node: Node) -> None:
         """Discard the settings of a tree, if `node` is its root."""
         self._by_root.pop(node, None)
 
 
 class RowLimit(NamedTuple):
-    """The largest number of tokens of a row's step, and the stop reason at that length."""
+    """Most tokens of a row's step, and the stop reason if the step reaches that length."""
 
     tokens: int
     reason: StopReason
@@ -82,15 +81,15 @@ class RowLimit(NamedTuple):
 
 @dataclass
 class GeneratorState:
-    """The KV that the generator keeps for one node, and the hidden states that follow from it."""
+    """What the generator keeps for one node: its KV, and hidden states that its children need."""
 
     segment: Segment
     # Final hidden state [1, hidden] of the node's last token, from which its children sample their
     # first tokens. None while that token is not forwarded: always for a path that has ended; for a
     # prompt or a turn, until the first row below it is admitted.
     hidden: Any = None
-    # Final hidden states [tokens, hidden] that the step's tokens were sampled from, in order. Only
-    # kept for a verifier that reads them, until the step is scored.
+    # Final hidden states that the step's tokens were sampled from, in order. Only kept for a
+    # verifier that reads them, until the step is scored.
     drawn_from: Sequence[Any] = ()
     row: Row | None = None  # the unfinished step of a node that is being decoded or was preempted
     extended: bool = False  # True once a row below the node was admitted
@@ -109,7 +108,7 @@ def state_of(node: Node) -> GeneratorState | None:
 
 
 def path_to(node: Node | None) -> Path:
-    """Return the segments that hold tokens from the root to `node`, the node's own included."""
+    """Return the KV segments of a path, from the root to `node` itself."""
     if node is None:
         return ()
     state = state_of(node)
@@ -123,22 +122,22 @@ def path_to(node: Node | None) -> Path:
     return path
 
 
-def path_read(node: Node) -> Path:
-    """Return the segments that a node's step reads, its own stored tokens included."""
+def kv_path(node: Node) -> Path:
+    """Return the KV segments that attention reads while `node` is decoded, its own included."""
     path, state = path_to(node.parent), state_of(node)
     if state is None or state.row is None or not state.segment.length:
         return path
     return (*path, PathPart(state.segment, state.segment.length, own=True))
 
 
-def is_complete(node: Node | None) -> bool:
-    """Return True if a node's last token is forwarded, so that children can begin."""
+def has_all_kv(node: Node | None) -> bool:
+    """Return True if all tokens of a node have KV, so that its children can be decoded."""
     state = None if node is None else state_of(node)
     return state is not None and state.hidden is not None
 
 
-def begin_state(node: Node, cache: CacheManager) -> GeneratorState:
-    """Create a node's segment and state. Timelines show the segment under the node's lineage."""
+def create_state(node: Node, cache: CacheManager) -> GeneratorState:
+    """Create a node's empty segment and its state. The segment is named by the node's lineage."""
     segment = cache.create(".".join(map(str, node.lineage)), node.start)
     state = node.handles[OWNER] = GeneratorState(segment)
     return state
@@ -149,20 +148,22 @@ def begin_state(node: Node, cache: CacheManager) -> GeneratorState:
 
 @dataclass(eq=False)
 class Row:
-    """The step of a path while it is decoded.
+    """A step while it is decoded: the counterpart of a sequence in other engines.
 
-    The last token of `tokens` has no KV until it is forwarded. After the last token of a step that
+    A sampled token has no KV until the next pass forwards it. After the last token of a step that
     may be extended, the row stays for one more pass, which forwards this token. Children can then
-    begin at once, and a row's computation does not depend on which of them follow.
+    begin at once.
     """
 
     node: Node
     segment: Segment
     decoding: Decoding
-    first_limit: RowLimit  # limit of the step, unless the step turns out not to be a thought
+    first_limit: RowLimit  # the step's limit; replaced by `limit_outside_thought` if that applies
     group: int = 0  # number of the group in which the schedule's plan submitted the node
     thought: bool | None = False  # True if the step is in a thought; None until its tokens show it
-    otherwise: RowLimit | None = None  # limit if an undecided step turns out not to be a thought
+    limit_outside_thought: RowLimit | None = (
+        None  # limit if an undecided step turns out not to be a thought
+    )
     tokens: list[int] = field(default_factory=list)
     # Per token, as in `Node`.
     logprobs: list[float] = field(default_factory=list)
@@ -182,56 +183,66 @@ class Row:
 
     @property
     def forwarded(self) -> int:
-        """Number of the step's tokens that have KV."""
+        """Number of the step's tokens that a pass has forwarded, and so have KV."""
         return len(self.tokens) - (self.hidden is None) if self.tokens else 0
 
     @property
     def done(self) -> bool:
-        """True if the row needs no further pass in the running batch."""
+        """True if the row needs no further pass and can leave the batch."""
         if self.error is not None or self.hidden is not None:
             return True
         return self.stop is not None and self.stop.ends_path
 
     @property
     def limit(self) -> RowLimit:
-        """The step's limit, given what is known now about whether the step is in a thought."""
-        return self.otherwise if self.otherwise and self.thought is False else self.first_limit
+        """The step's length limit. It depends on whether the step is in a thought, once known."""
+        return (
+            self.limit_outside_thought
+            if self.limit_outside_thought and self.thought is False
+            else self.first_limit
+        )
 
     @property
     def forwards_left(self) -> int:
-        """Number of tokens that may still be forwarded, the last one included; at least one."""
+        """Most passes that the row still needs, at least one. Each pass forwards one token."""
         if self.stop is not None or self.thought is None:
             return 1
         tokens_left = max(1, self.limit.tokens - len(self.tokens))
         return tokens_left + (not self.limit.reason.ends_path)
 
-    def forwards_of(self, count: int) -> int:
-        """Return how many tokens the row may keep of an iteration of `count` tokens.
+    def usable_tokens(self, count: int) -> int:
+        """Return how many tokens of an iteration of `count` tokens may become part of the row.
 
-        A row with `thought` None may keep all: its next token decides its limit, but the iteration
-        does not end there.
+        These are all while `thought` is None: the next token decides the row's limit, but the
+        iteration does not end there.
         """
         return count if self.thought is None and not self.stop else min(count, self.forwards_left)
 
     def needs(self) -> dict[Segment, int]:
-        """Return the device copies that the row reads and writes: one of each segment."""
-        return {**dict.fromkeys(segments_read(path_read(self.node)), 1), **whole({self.segment: 1})}
+        """Return the segments that the row needs on the device, with 1 copy of each.
+
+        They are the segments of its path, and its own.
+        """
+        return {
+            **dict.fromkeys(segments_read(kv_path(self.node)), 1),
+            **whole({self.segment: 1}),
+        }
 
     def pin_segments(self) -> None:
         """Pin the segments that the row reads and writes. They must all be on the device."""
         self.lease.add(self.needs())
 
     def unpin_segments(self) -> None:
-        """Unpin all segments."""
-        self.lease.keep({})
+        """Unpin the row's segments, which may then be evicted."""
+        self.lease.keep_only({})
 
     def restart(self) -> None:
-        """Discard the step so far, and count its tokens as overrun."""
+        """Discard the step's tokens so far, and count them as wasted (`Node.usage`)."""
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
         self.drawn_from = []
         self.stop = self.hidden = None
-        if self.otherwise is not None:
+        if self.limit_outside_thought is not None:
             self.thought = None
 
     def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
@@ -260,38 +271,41 @@ class Row:
         return self.node.parent.path_token_ids()[self.node.replies_to.end :] + self.tokens
 
     def decoded(self, text: str) -> StepDecoded:
-        """Return the complete step as an event. text: the reply up to the end of the step."""
+        """Make the event of the complete step. text: the whole reply, this step included."""
         assert self.stop is not None
         stats = {name: tuple(values) for name, values in self.stats.items()}
         tokens, logprobs, top = tuple(self.tokens), tuple(self.logprobs), tuple(self.top)
         thought = bool(self.thought)
         return StepDecoded(self.node, tokens, logprobs, self.stop, text, stats, top, thought)
 
-    def remember_source(self) -> None:
-        """Record the inputs of the segment's KV, so that it can be computed again."""
+    def record_source(self) -> None:
+        """Record which tokens the segment's KV was computed from, in case it is evicted.
+
+        A dropped segment is then computed again by prefill.
+        """
         stored = tuple(self.tokens[: self.segment.length])
         self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
 
 
-def awaited(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of open nodes; all rows if every node is speculative.
+def open_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of nodes that selection has opened; all rows if every node is speculative.
 
-    Only these rows decide when an iteration ends, because nothing waits for speculative rows.
+    Only these rows decide when an iteration ends, because no round waits for speculative rows.
     """
     return [row for row in rows if not row.node.speculative] or list(rows)
 
 
-class Ran(NamedTuple):
-    """Work of one iteration: its forward passes, and the rows of all passes with padding."""
+class IterationWork(NamedTuple):
+    """What one iteration computed: its number of passes, and their rows in total, with padding."""
 
     passes: int
     rows: int
 
 
 class Rows(Protocol):
-    """Computes the rows of the running batch: with tensors, or on a virtual clock.
+    """Interface of the part that computes the batch: a model, or the lab's simulator.
 
-    The caller decides the order of the batch: `admit` receives all rows that stay, in their order.
+    The caller decides the order of the rows: `admit` receives all rows that stay, in order.
     """
 
     @property
@@ -300,37 +314,41 @@ class Rows(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are not free but kept for later rows, minus bytes wrongly reported as free."""
+        """Bytes reserved for later rows, minus bytes that the device wrongly reports as free."""
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        """Add the `joining` rows. A row without tokens samples its first token.
+        """Rebuild the batch from the rows that stay and the rows that join.
 
-        That token may already stop the row. With no row joining, the batch is only made smaller.
+        A joining row without tokens samples its first token, which may already stop it.
         """
 
     def max_tokens(self, running: Sequence[Row]) -> int:
-        """Return the tokens that each row can get before its tail must move to its segment."""
+        """Return how many tokens each row can decode before its tail is full.
+
+        The tail is the row's newest KV, which a full one moves to the row's segment.
+        """
 
     def run(
         self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
-    ) -> Ran:
-        """Compute up to `max_tokens` tokens of every row.
+    ) -> IterationWork:
+        """Decode up to `max_tokens` tokens of every row.
 
-        The iteration ends one token after `enough` of the `awaited` rows have stopped, or when all
-        of these are done. The pass after a row's last token forwards that token and sets
-        `Row.hidden`, unless the path has ended.
+        The iteration ends one token after `enough` of the `open_rows` have stopped, or when all of
+        these are done. The pass after a row's last token forwards that token and sets `Row.hidden`,
+        unless the path has ended.
 
-        goes_on: True if no row waits to join, so that one further token may be launched ahead.
+        goes_on: True if no row waits to join. The first token of the next iteration may then be
+            launched before this one's results are read.
         """
 
     def store(self, tokens: Mapping[Row, int]) -> None:
-        """Append KV to each row's segment until it holds the row's first `tokens[row]` tokens."""
+        """Copy KV from tails to segments, until each holds its row's first `tokens[row]` tokens."""
 
     def text(self, row: Row) -> str:
-        """Return the text of the row's reply, up to and including the row's step."""
+        """Return the text of the whole reply so far, the row's step included."""
 
     def close(self) -> None:
-        """Free what belongs to the rows; the batch is now empty."""
+        """Remove all rows from the batch. Memory may be kept for later rows."""
 
     def release(self) -> None:
-        """Free all memory that can be allocated again later, because memory has run out."""
+        """Remove all rows and free all their memory, because memory has run out."""

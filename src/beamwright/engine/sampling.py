@@ -1,6 +1,6 @@
-"""Sampling of each row's tokens, and statistics of the distributions that they are sampled from.
+"""Batched sampling (temperature, top-k, top-p, min-p, greedy), and statistics of each token.
 
-Sampling is Gumbel-max over the random streams of `noise`. The rows of a batch may differ in all
+Sampling is Gumbel-max with the random numbers of `noise`. The rows of a batch may differ in all
 settings. A step reads its settings from tensors at fixed addresses, so that a captured step can be
 replayed. Statistics and the most likely tokens are computed apart from sampling, so that no sampled
 token depends on them.
@@ -24,7 +24,7 @@ from beamwright.attention.kernels import why_no_kernels
 from beamwright.engine.endings import Closing, RowClosings
 from beamwright.engine.noise import (
     Logits,
-    RowDraw,
+    RowSampler,
     gumbel_noise,
     half_spread,
     row_words,
@@ -36,7 +36,7 @@ from beamwright.sections import SamplingSettings
 
 MOST_LIKELIEST = 20  # most likely tokens that are kept per position; requests may take fewer
 _LIKELIEST = 20  # tokens in DeepConf's confidence
-_LARGE_VOCAB = 16384  # tokens from which a CPU samples row by row
+_LARGE_VOCAB = 16384  # vocabulary size from which a CPU samples row by row
 _ROWS_OF_THREAD = 2  # fewest rows per thread
 _AT_A_TIME = 16  # rows ranked at a time, because int64 keys take twice the memory of the logits
 
@@ -45,9 +45,9 @@ _AT_A_TIME = 16  # rows ranked at a time, because int64 keys take twice the memo
 
 
 class Ways(NamedTuple):
-    """The parts of sampling that at least one row needs. Other parts are not computed.
+    """The parts of sampling that some row of the batch needs. The others are not computed.
 
-    draws: some row samples. is_greedy: some row takes its most likely token.
+    draws: some row samples randomly. is_greedy: some row takes its most likely token.
     likeliest: number of tokens that top-k must rank for the largest k; 0 for none.
     top_p, min_p: some row uses this filter.
     closes: forced tokens may replace sampled ones (`endings`).
@@ -67,9 +67,9 @@ class Ways(NamedTuple):
 
 
 class RowSampling:
-    """Sampling parameters of each row: `greedy` [rows], the others [rows, 1].
+    """Sampling parameters of all rows as tensors: `greedy` [rows], the others [rows, 1].
 
-    A filter that a row does not use has a value that keeps all tokens, and changes no bit.
+    A filter that a row does not use has a value that keeps all tokens.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
@@ -93,10 +93,10 @@ class RowSampling:
         greedy: Sequence[bool],
         closings: Sequence[Closing | None] = (),
     ) -> None:
-        """Load the settings of all rows.
+        """Copy the settings of all rows to the device.
 
         greedy: True for rows that take the most likely token regardless of their settings.
-        closings: how each row's thought must end.
+        closings: the forced end of each row's thought, if any.
         """
         self.closings.load(closings)
         likeliest = [g or row.temperature == 0 for row, g in zip(rows, greedy, strict=True)]
@@ -122,13 +122,13 @@ class RowSampling:
         self.top_k.copy_(sent([[row.top_k or 0] for row in rows], device))
         self._numbers.copy_(sent(numbers, device).unsqueeze(2))
 
-    def picked(self, rows: Tensor) -> RowSampling:
+    def select_rows(self, rows: Tensor) -> RowSampling:
         """Return the parameters of the rows with the indices `rows`, which may repeat."""
         made = copy(self)
         made.greedy, made.top_k = self.greedy[rows], self.top_k[rows]
         made._numbers = self._numbers[:, rows]
         made.temperature, made.top_p, made.min_p = made._numbers
-        made.closings = self.closings.picked(rows) if self.closings.any else self.closings
+        made.closings = self.closings.select_rows(rows) if self.closings.any else self.closings
         return made
 
     @property
@@ -152,9 +152,8 @@ def entropy(logprobs: Tensor) -> Tensor:
 def confidence(logprobs: Tensor) -> Tensor:
     """Return DeepConf's token confidence [rows] of log-probabilities [rows, tokens].
 
-    It is the negative mean log-probability of the most likely tokens (20, as in the published
-    code). The surer the model is of one token, the less likely are the others. It is at least the
-    logarithm of the number of these tokens.
+    It is the negative mean log-probability of the 20 most likely tokens, as in the published code:
+    the surer the model is of one token, the less likely are the others. It is at least log(20).
     """
     return -logprobs.topk(min(_LIKELIEST, logprobs.shape[-1]), dim=-1).values.mean(-1)
 
@@ -186,8 +185,8 @@ def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return ids, logprobs.gather(1, ids)
 
 
-def _wide(logits: Tensor) -> Logits:
-    """Return logits as a float32 array.
+def _to_float32(logits: Tensor) -> Logits:
+    """Convert CPU logits to a float32 array.
 
     A bfloat16 is the upper half of a float32, so the conversion needs none of torch's threads.
     """
@@ -202,13 +201,13 @@ def _wide(logits: Tensor) -> Logits:
 
 
 class Sampler:
-    """Sampler of one token per row.
+    """Sampler of one token per row, for batches on any device.
 
     num_tokens: ids from this number on are never sampled (rows of the LM head without a token).
     token_stats: names of the statistics, from `TOKEN_STATS`, that `stats` computes.
     tile_rows: see `models.decoder.Decoder`.
     captured: True if steps are captured, so the host must read nothing during a step.
-    fused: True if kernels sample (`draw_kernel`; see `draws_in_kernel`).
+    fused: True if kernels sample (`draw_kernel`; see `samples_in_kernel`).
 
     On a CPU, rows of a large vocabulary are sampled one at a time, so that a row stays in the
     cache. Only the tokens that can win are computed, in as many threads as torch has. The result is
@@ -249,10 +248,12 @@ class Sampler:
         how: RowSampling,
         unread: Collection[int] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Return token ids [rows] and their log-probabilities [rows] under the untempered model.
+        """Sample a token of every row; return ids [rows] and log-probabilities [rows].
+
+        Log-probabilities ignore temperature and filters.
 
         logits: [rows, vocab].
-        keys: [rows, 2].
+        keys: [rows, 2], random keys from `noise.lineage_key`.
         positions: [rows], the positions of the sampled tokens.
         how: the rows' parameters.
         unread: rows whose token is not needed; sampling row by row returns token 0 for them.
@@ -278,7 +279,7 @@ class Sampler:
 
         @torch.inference_mode()
         def draw(share: Sequence[int]) -> list[tuple[int, float] | None]:
-            return [self._draw_alone(logits[row], words[row], *numbers[row]) for row in share]
+            return [self._sample_row(logits[row], words[row], *numbers[row]) for row in share]
 
         # Top-p sums whole rows, and torch uses all threads for that.
         threads = 1 if ways.top_p else min(torch.get_num_threads(), len(read) // _ROWS_OF_THREAD)
@@ -300,14 +301,17 @@ class Sampler:
             chosen[one], logprobs[one] = self._sample(alone, *(values[one] for values in rows))
         return chosen, logprobs
 
-    def _draw_alone(
+    def _sample_row(
         self, logits: Tensor, words: tuple[int, int], is_greedy: bool, *way: Any
     ) -> tuple[int, float] | None:
-        """Return a row's token and its log-probability; None if the whole row must be computed."""
-        mine = _wide(logits)
+        """Sample one row without computing all of it; return its token and log-probability.
+
+        None if the whole row must be computed.
+        """
+        mine = _to_float32(logits)
         token: int | None = int(mine.argmax())
         if not is_greedy:
-            token = RowDraw(mine, words, self._half, *way).token()
+            token = RowSampler(mine, words, self._half, *way).sample()
         elif not math.isfinite(mine[token]):
             token = None
         if token is None:
@@ -328,7 +332,7 @@ class Sampler:
         if not ways.draws:
             chosen = logits.argmax(-1)
         else:
-            allowed = allow(logits / temperature, ways, *filters)
+            allowed = filter_logits(logits / temperature, ways, *filters)
             chosen = gumbel_noise(keys, positions, self._spread).add_(allowed).argmax(-1)
             if ways.is_greedy:
                 chosen = torch.where(greedy, logits.argmax(-1), chosen)
@@ -336,25 +340,28 @@ class Sampler:
         return chosen, logprobs
 
     def stats(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return the requested statistics [rows] of the untempered, unfiltered distribution.
+        """Return the statistics [rows] by name, of the distribution before temperature and filters.
 
         logits: [rows, vocab].
         """
         if not self._stats:
             return {}
 
-        def computed(logits: Tensor) -> tuple[Tensor, ...]:
+        def compute_stats(logits: Tensor) -> tuple[Tensor, ...]:
             logprobs = logits.float().log_softmax(-1)
             return tuple(compute(logprobs) for compute in self._stats.values())
 
-        values = in_tiles(self._tile_rows, computed, logits[:, : self.num_tokens])
+        values = in_tiles(self._tile_rows, compute_stats, logits[:, : self.num_tokens])
         return dict(zip(self._stats, values, strict=True))
 
 
-def allow(scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Return logits [rows, tokens] with -inf for tokens that top-k, top-p or min-p removes.
+def filter_logits(
+    scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """Apply top-k, top-p and min-p, in this order: return logits with -inf for removed tokens.
 
-    The filters are applied in this order. Parameters are [rows, 1]; top_k 0 keeps all tokens.
+    scaled: logits [rows, tokens] divided by the temperature.
+    top_k, top_p, min_p: [rows, 1]; top_k 0 keeps all tokens.
     """
     if ways.likeliest:
         ranked = scaled.topk(min(ways.likeliest, scaled.shape[1]), dim=-1).values
@@ -373,7 +380,7 @@ def allow(scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tenso
     return scaled
 
 
-def draws_in_kernel(device: torch.device, attention: str) -> bool:
+def samples_in_kernel(device: torch.device, attention: str) -> bool:
     """Return True if a `Sampler` next to this attention is `fused`: on CUDA with Triton.
 
     attention: name of the attention backend; `reference` excludes kernels.

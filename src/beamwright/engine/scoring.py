@@ -1,7 +1,6 @@
-"""Scoring: the queue of steps for a verifier, the verifier's calls, and their results as events.
+"""Scoring: queue steps for a verifier, call it, and check its scores, built-in or a user's.
 
-This module knows one verifier and its clocks, and no thread. It checks the results of every
-verifier, built-in or a user's. The queue is Alg. 2 of decoupled tree exploration.
+The queue is Alg. 2 of decoupled tree exploration. `executor` decides on which thread this runs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class PriorityQueue(Generic[T]):
-    """Queue ordered by priority, larger ones first; equal priorities are first in, first out."""
+    """Queue with the largest priority first; equal priorities are first in, first out."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, T]] = []
@@ -60,10 +59,10 @@ class PriorityQueue(Generic[T]):
 
 
 class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
-    """The verifier's work queue: batches of steps, each of one tree.
+    """Queue of the batches of steps that wait for a verifier, each batch of one tree.
 
-    One call takes the first batch, and further batches while their total is at most `most_steps`
-    (N_PRM in decoupled tree exploration, section 7.2). With 1, every batch is a call of its own.
+    `take` joins batches to one call of at most `most_steps` steps (N_PRM in decoupled tree
+    exploration, section 7.2), but takes at least one batch.
     """
 
     def __init__(self, most_steps: int = 1) -> None:
@@ -80,18 +79,18 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
         return tuple(taken)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Remove these nodes from waiting batches; drop batches left without an open step."""
+        """Remove nodes from waiting batches; drop batches left with speculative steps only."""
         gone = frozenset(nodes)
         self.replace_items(lambda batch: remaining_batch(batch, gone))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Predicate: is this step given to the verifier?
+    """Predicate on nodes: is this step given to the verifier (`--verify-every`)?
 
-    It holds for every `every`-th step that the verifier sees of a reply, and for the step that ends
-    the path (VG-Search, Chen et al. 2025). It depends on the path alone. Blanks between a thought
-    and the answer are not a step to judge.
+    True for every `every`-th step that the verifier sees of a reply, and for the step that ends
+    the path (VG-Search, Chen et al. 2025). The result depends on the path alone. White space
+    between a thought and the answer is not given.
 
     every: distance between judged steps. sees: the part of a reply that the verifier sees.
     """
@@ -100,8 +99,12 @@ class Judged:
     sees: Sees = "answer"
 
     @classmethod
-    def by(cls, verifier: Verifier, every: int) -> Judged:
-        """Create the predicate for `verifier`. Raises InputError if it must get each step."""
+    def for_verifier(cls, verifier: Verifier, every: int) -> Judged:
+        """Create the predicate for `verifier`.
+
+        Raises:
+            InputError: if `every` is above 1, but this verifier must get each step.
+        """
         traits = traits_of(verifier)
         if every > 1 and traits.answers_each_step:
             name = policy_name(verifier)
@@ -121,13 +124,13 @@ class Judged:
 
 
 def remaining_batch(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:
-    """Return a batch without the nodes `gone`; None if the rest is empty or speculative only."""
+    """Return a batch without the nodes `gone`; None if only speculative nodes are left, or none."""
     left = tuple(node for node in batch if node not in gone)
     return left if any(not node.speculative for node in left) else None
 
 
 class Scoring:
-    """A verifier with its queue and its clocks. One thread at a time may call it.
+    """A verifier with its queue and its timers. One thread at a time may call it.
 
     stalled_s: returns the seconds that the verifier has waited for the link so far.
     """
@@ -147,14 +150,15 @@ class Scoring:
         self._without_room: set[Node] = set()
 
     def score(self, nodes: Sequence[Node]) -> list[Event]:
-        """Return an event per step; if a tree fails, one failure for the tree.
+        """Score steps, and return their scores or failures as events.
 
-        If memory is too small even for one tree, each of its steps fails with that error. These
-        steps are released and may be submitted again.
+        If a call fails, each tree is scored alone, and a tree that fails gets one event. If memory
+        is too small even for one tree, each of its steps fails with that error, and may be
+        submitted again.
 
-        Speculative children are scored after their parents, if the verifier supports it: in the
-        same call if it takes paths (FlashTTS, section 4.1.3), otherwise, or if that does not fit,
-        in one call per level. Children that cannot be scored get no event.
+        Speculative children are scored with or after their parents: in the same call if the
+        verifier takes paths (FlashTTS, section 4.1.3), otherwise, or if that does not fit, in one
+        call per level. Children that cannot be scored get no event.
 
         Raises:
             LinkError: if the link has failed.
@@ -170,25 +174,28 @@ class Scoring:
             and self._traits.takes_paths
             and self._without_room.isdisjoint([node.parent for node in ahead])
         ):
-            events = self._try([*steps, *ahead])
+            events = self._call_verifier([*steps, *ahead])
             if isinstance(events, list):
                 return events
-            self._give_up([*steps, *ahead])
-        events = self._try(steps)
+            self._release_unscored([*steps, *ahead])
+        events = self._call_verifier(steps)
         if isinstance(events, BeamwrightError):
-            return self._apart(steps, events)
+            return self._score_each_tree(steps, events)
         for _, level in groupby(ahead, key=_depth):
             children = list(level)
             ready = [child for child in children if child.parent not in self._without_room]
-            scores = self._try(ready)
+            scores = self._call_verifier(ready)
             if isinstance(scores, BeamwrightError):
                 scores, ready = [], []
             events += scores
-            self._give_up([child for child in children if child not in ready])
+            self._release_unscored([child for child in children if child not in ready])
         return events
 
-    def _try(self, nodes: Sequence[Node]) -> list[Event] | BeamwrightError:
-        """Score nodes in one call; return events, or the error. A failed link is raised."""
+    def _call_verifier(self, nodes: Sequence[Node]) -> list[Event] | BeamwrightError:
+        """Score nodes in one call, and return events, or the error instead of raising it.
+
+        An error of the link is raised.
+        """
         if not nodes:
             return []
         try:
@@ -207,24 +214,24 @@ class Scoring:
         except BeamwrightError as error:
             return error
 
-    def _apart(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
-        """Handle a failed call: score each tree alone; a single tree fails with `error`."""
+    def _score_each_tree(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
+        """Score each tree of a failed call alone; if it was a single tree, fail it with `error`."""
         trees = group_by_root(steps)
         if len(trees) == 1 and not isinstance(error, CapacityError):
             self._failed.update(trees)
             return [StepFailed(steps[0], error)]
-        self._give_up(steps)
+        self._release_unscored(steps)
         if len(trees) > 1:
             return [event for nodes in trees.values() for event in self.score(nodes)]
         return [StepFailed(node, error) for node in steps]
 
-    def _give_up(self, nodes: Sequence[Node]) -> None:
-        """Release nodes that could not be scored; their children cannot be scored either."""
+    def _release_unscored(self, nodes: Sequence[Node]) -> None:
+        """Free the verifier's KV of nodes that did not fit; children cannot be scored either."""
         self._without_room.update(nodes)
         self._verifier.release(nodes)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free what the verifier keeps for these nodes."""
+        """Free what the verifier keeps for these nodes, such as KV."""
         self._failed.difference_update(nodes)
         self._without_room.difference_update(nodes)
         self._verifier.release(nodes)
@@ -253,7 +260,11 @@ def make_score_events(
 
 
 def check_path_score(node: Node) -> None:
-    """Raise NotFiniteError if a path's score is NaN, infinite, or too large."""
+    """Check the score of the path that ends in `node`.
+
+    Raises:
+        NotFiniteError: if it is NaN, infinite, or too large to be summed.
+    """
     if not _is_usable(node.score):
         steps = [step.step_score for step in node.reply()]
         raise NotFiniteError(f"the scores of {_place(node)}, {steps[-3:]}, make {node.score}")

@@ -1,7 +1,7 @@
-"""Self-test at start-up (sameness, layer 1): do a row's bits depend on the rest of its batch?
+"""Start-up test of batch invariance: are a row's results independent of the rest of its batch?
 
-It runs on the machine at hand, because another CPU or another matrix library may behave
-differently.
+It runs on the machine at hand, because another CPU or another matrix library may behave differently
+(docs/concepts/sameness.md, layer 1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.attention.protocols import AttentionBackend, AttentionView
-from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
+from beamwright.engine.sampling import RowSampling, Sampler, samples_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, Decoder
@@ -25,33 +25,34 @@ from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import give_back
 from beamwright.sections import SamplingSettings
 
-_STEPS, _PROMPT = 2, 14  # tokens decoded in the test, and tokens of the prompt
+_STEPS, _PROMPT = 2, 14  # tokens decoded per row, and tokens of the prompt
 _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before, for tails of several lengths
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, the test's tokens
 _KV_TOKENS = 8192  # size of the test's KV memory
-_BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
+_BATCH_SIZES = (8, 24, 64, 160)  # some libraries switch kernels at a hundred rows and more
 _FEW_SIZES = (*[1] * 8, *[2] * 8, *[4] * 4, 64, 160)  # sizes below `least_rows` are left out
-_FIXED_SIZES = (1, 2, 8, 16)  # for products with one order of summation by construction
+_FIXED_SIZES = (1, 2, 8, 16)  # for matrix products that sum in a fixed order by construction
 # Bounds at which rows are split into smaller batches. The whole batch is larger than 8 rows, to
 # which batches above 4 rows are padded. On a GPU, libraries choose kernels by size, up to the size
 # of a tile and beyond.
 _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
-_FIXED = (0, 1, 5)  # if no library chooses kernels
+_FIXED = (0, 1, 5)  # if matrix products sum in a fixed order
 
 
 def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
-    """Return a key that is equal for models that run the same code: one test covers them."""
+    """Return a key that is equal for models that run the same kernels; one test covers them."""
     return *decoder.kind, type(backend), backend.name
 
 
-def settle_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
-    """Return True if batches of these decoders are exact, and set their `least_rows`.
+def set_least_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
+    """Find the smallest batch size that is still batch-invariant, and set `least_rows` to it.
 
-    The decoders must be of one `kind`. On a CPU, one to four rows are padded only to 2 or 4 rows if
-    that is exact too, because a product of 8 rows takes 1.4 times as long as one of 2. A single row
-    is not padded at all if all products allow it. On other devices libraries choose kernels by the
-    number of rows. Recurrent layers are excluded: their gates are numbers per row, and fewer than a
-    vector of them are rounded differently, in rare tokens only.
+    Return False if no size is. The decoders must be of one `kind`. On a CPU, one to four rows are
+    padded to 2 or 4 rows instead of 8 if that is exact, because a product of 8 rows takes 1.4 times
+    as long as one of 2. A single row is not padded at all if all products allow it. On other
+    devices only 8 is tried, because libraries choose kernels by the number of rows. So it is with
+    recurrent layers: their gates are numbers per row, and fewer than a vector of them are rounded
+    differently, in rare tokens only.
     """
     first, choices = decoders[0], [ROW_MULTIPLE]
     few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
@@ -99,7 +100,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         few = backend.name in KERNEL_BACKENDS or decoder.shape.states
         bounds = _FIXED if decoder.is_fixed else _INTERPRETED if few else _ON_CPU
     try:
-        alone = [_on_their_own(first, batches) for batches in ([sum(sizes)], sizes)]
+        alone = [_compute_alone(first, batches) for batches in ([sum(sizes)], sizes)]
         rows = _Rows(first, backend, bounds[-1])
         parts = [rows.decode(range(*batch)) for batch in pairwise(bounds)]
         return torch.equal(*alone) and torch.equal(torch.cat(parts), rows.decode(range(bounds[-1])))
@@ -107,8 +108,8 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         return False
 
 
-def _on_their_own(decoder: Decoder, batches: Sequence[int]) -> Tensor:
-    """Return hidden states [rows, hidden] of rows that attend only to themselves.
+def _compute_alone(decoder: Decoder, batches: Sequence[int]) -> Tensor:
+    """Return hidden states [rows, hidden] of random tokens that attend only to themselves.
 
     batches: the sizes of the batches in which the rows are computed.
     """
@@ -129,7 +130,7 @@ class _OwnTokenOnly(AttentionView):
 
 
 class _Rows:
-    """Rows with paths of their own that decode the same few tokens in any batch."""
+    """Test rows with different paths, which decode the same few tokens in any batch."""
 
     def __init__(self, decoder: Decoder, backend: AttentionBackend, num_rows: int) -> None:
         self._decoder, self._backend, device = decoder, backend, decoder.device
@@ -147,11 +148,11 @@ class _Rows:
         self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=device)
         keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
         self._keys = keys.to(device, torch.int32)
-        fused = draws_in_kernel(device, backend.name)
+        fused = samples_in_kernel(device, backend.name)
         self._sampler = Sampler(vocab, device, tile_rows=decoder.tile_rows, fused=fused)
 
     def decode(self, rows: range) -> Tensor:
-        """Return noisy logits [rows, steps] of these rows, decoded in one batch."""
+        """Decode these rows in one batch; return a number per row and token, from its logits."""
         give_back()  # memory of the previous batch
         shape, size = self._decoder.shape, self._decoder.dtype.itemsize
         budget = _KV_TOKENS * shape.kv_bytes_per_token(size)
@@ -180,7 +181,7 @@ class _Rows:
         return torch.stack(drawn, dim=1)
 
     def _draw(self, session: DecodeSession, rows: range, step: int) -> Tensor:
-        """Return a number per row [rows] that depends on the row's next logits."""
+        """Decode one token per row; return a number per row that depends on its logits."""
         padding = [rows[0]] * (session.num_rows - len(rows))
         index = torch.tensor([*rows, *padding], device=self._decoder.device)
         positions = self._starts[index] + step

@@ -1,8 +1,8 @@
-"""Speculation: decode and score children of finished steps before selection, and whether it pays.
+"""Speculation: children decoded in idle slots before selection, and whether that saves time.
 
-Speculative children hang below their parents but are in no tree. Their tokens follow from their
-lineages. Children that selection opens are therefore used unchanged, and the rest cost nothing but
-time (FlashTTS section 4.1).
+A speculative child points to its parent, but is no child in the tree before selection opens it. Its
+tokens follow from its lineage, so opened children are used unchanged; the others cost only time
+(FlashTTS section 4.1).
 
 A round lasts as long as its longest step, and the slots of the other rows are idle until it ends.
 Speculative tokens that are decoded in these slots and kept shorten the next round. The price has
@@ -23,7 +23,7 @@ from beamwright.counters import Counters
 from beamwright.protocols import Prospect
 from beamwright.tree import Node, NodeState, SearchTree, make_child
 
-_MARGIN = 1.25  # of the gain over the cost
+_MARGIN = 1.25  # speculation pays if the gain is at least this many times the cost
 # Times that a round's idle slots would be filled: 4 (when a quarter of the rows has ended), plus
 # once per 16 tokens of its longest step.
 _CALLS, _TOKENS_PER_CALL = 4, 16
@@ -33,9 +33,9 @@ _HOPE = 0.005  # initial guess: share of a verifier call's time that does not de
 
 
 class SpeculativeChildren:
-    """The speculative children of one tree, by parent, greediness and ordinal.
+    """All speculative children of one tree, by parent, greediness and number among siblings.
 
-    scores: scores of children that were scored before selection.
+    scores: scores of children that were scored before selection opened them.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,10 @@ class SpeculativeChildren:
         return (node for children in self._children.values() for node in children.values())
 
     def open_children(self, prospect: Prospect) -> list[Node]:
-        """Return the children of a prospect that are not decoded yet; create missing ones."""
+        """Return the children that a prospect would get and that are not decoded yet.
+
+        Missing children are created.
+        """
         parent, greedy = prospect.node, prospect.greedy
         known, first = self._children.setdefault((parent, greedy), {}), len(parent.children)
         ordinals = range(first, first + prospect.children)
@@ -60,28 +63,28 @@ class SpeculativeChildren:
                 known[ordinal] = make_child(parent, ordinal, greedy=greedy)
         return [known[i] for i in ordinals if known[i].state is NodeState.OPEN]
 
-    def give(self, path: Sequence[Node]) -> None:
-        """Add given steps (`tree.make_given_path`), which selection opens without decoding them."""
+    def add_given(self, path: Sequence[Node]) -> None:
+        """Add the nodes of a given path (`tree.make_given_path`), so that nothing is decoded."""
         for node in path:
             self._children.setdefault((node.parent, node.greedy), {})[node.lineage[-1]] = node
 
-    def complete(self) -> list[Node]:
+    def decoded_children(self) -> list[Node]:
         """Return the children whose step is decoded."""
         return [node for node in self if node.state is NodeState.CANDIDATE]
 
-    def to_score(
+    def take_to_score(
         self,
         submitted: Container[Node],
         most: int,
         judges: Callable[[Node], bool] = lambda node: True,
     ) -> list[Node]:
-        """Return up to `most` decoded children that can be scored, each only once.
+        """Return up to `most` decoded children to score now, each only once.
 
-        A child can be scored if its parent is in `submitted`, was returned here before, or is a
-        step that no verifier judges.
+        A child can be scored after its parent: if the parent is in `submitted`, was returned here
+        before, or is a step that no verifier judges.
         """
         chosen: list[Node] = []
-        for node in self.complete():
+        for node in self.decoded_children():
             above = node.parent
             sure = above in submitted or above in self._submitted
             sure = sure or (above is not None and not above.speculative and not judges(above))
@@ -90,15 +93,18 @@ class SpeculativeChildren:
                 self._submitted.add(node)
         return chosen
 
-    def forget(self, node: Node) -> None:
-        """Remove a child whose KV was dropped, and count its usage on its parent."""
+    def remove(self, node: Node) -> None:
+        """Remove a child that was dropped, and add its token counts to its parent's."""
         self._siblings(node).pop(node.lineage[-1], None)
         self.scores.pop(node, None)
         assert node.parent is not None
         node.parent.usage.update(node.usage)
 
     def pop_opened(self, parent: Node, num_children: int, *, greedy: bool) -> dict[int | str, Node]:
-        """Remove the children that selection opens, and return those that exist, by ordinal."""
+        """Remove and return the children that selection opens now, by number among siblings.
+
+        Only children that were created before selection are in the result.
+        """
         known, first = self._children.get((parent, greedy), {}), len(parent.children)
         begun: dict[int | str, Node] = {
             i: known.pop(i) for i in range(first, first + num_children) if i in known
@@ -107,10 +113,10 @@ class SpeculativeChildren:
             node.usage["speculated_kept"] = node.usage["speculated"]
         return begun
 
-    def remove_unopenable(self, tree: SearchTree) -> list[Node]:
-        """Remove and return the children that can no longer be opened, the latest first.
+    def pop_unopenable(self, tree: SearchTree) -> list[Node]:
+        """Remove and return the children that selection can no longer open, deepest first.
 
-        A parent that is not decided yet may still get children, unless the search is over.
+        A child can still be opened while its parent waits for selection.
         """
         gone: dict[Node, None] = {}
         for node in self:
@@ -119,7 +125,7 @@ class SpeculativeChildren:
             if node.parent in gone or not undecided:
                 gone[node] = None
         for node in reversed(gone):
-            self.forget(node)
+            self.remove(node)
         self._children = {key: known for key, known in self._children.items() if known}
         return list(reversed(gone))
 
@@ -129,17 +135,17 @@ class SpeculativeChildren:
 
 @dataclass
 class Payoff:
-    """Sums over rounds from which the engine decides whether speculation pays.
+    """Measurements from which `--speculation auto` decides whether speculation saves time.
 
-    Only rounds of trees that had the device to themselves are timed. A failed attempt, in which
-    steps were scored early but no slot was free for speculation, counts as one wasted step.
+    They are sums over rounds. Only rounds with a single tree in flight are timed. A failed attempt,
+    in which steps were scored early but no slot was free, counts as one wasted step.
     """
 
     speculated: int = 0  # tokens decoded before selection
     kept: int = 0  # tokens among them whose nodes selection opened
     rounds: int = 0  # rounds measured
-    waited: float = 0.0  # tokens by which the longest steps exceeded the mean steps
-    fills: float = 0.0  # times that idle slots would be filled: a verifier call and a join each
+    waited: float = 0.0  # tokens by which each round's longest step exceeded its mean step
+    fills: float = 0.0  # times that idle slots would be filled, each with an extra verifier call
     decode_s: float = 0.0  # seconds of decoding
     tokens: int = 0  # tokens of the longest steps
     # Products of (1, calls, scored tokens, seconds of scoring), summed over rounds: the normal
@@ -147,9 +153,10 @@ class Payoff:
     _sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 4)))
     _last_try: tuple[int, int] = (0, 0)  # submits of the last round, and `speculated` after it
 
-    def note_round(self, lengths: Sequence[int], spent: Counters, submitted: int) -> None:
-        """Record a finished round with steps of these lengths.
+    def record_round(self, lengths: Sequence[int], spent: Counters, submitted: int) -> None:
+        """Record a finished round.
 
+        lengths: tokens of each step of the round.
         spent: the costs of the round, speculative decoding and scoring included.
         submitted: number of times that steps were given to the verifier; more than 1 if some were
             scored early.
@@ -169,7 +176,7 @@ class Payoff:
 
     @property
     def _call_s(self) -> float:
-        """Seconds that a verifier call takes regardless of its steps.
+        """Estimate of the fixed seconds of a verifier call, independent of its tokens.
 
         Least squares over rounds: seconds = calls * `_call_s` + tokens * a constant. A low guess is
         used until a round had more than one call.

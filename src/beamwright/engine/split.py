@@ -1,7 +1,4 @@
-"""MovingSplit: one KV memory for generator and verifier, divided anew as the search changes.
-
-This module knows both stores and what the trees will need next. It knows neither model and no row.
-"""
+"""MovingSplit: one KV memory for generator and verifier, divided anew as the search goes on."""
 
 from __future__ import annotations
 
@@ -14,20 +11,21 @@ from beamwright.errors import CapacityError
 from beamwright.kv.cache import CacheManager
 from beamwright.tree import Node
 
-_FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4  # tokens: a step's first estimate, and half a block
+# Tokens: the estimate of a step's length before any step is known, and half a block.
+_FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
 
 
 class MovingSplit:
-    """Two stores over one memory: bytes move from one model's KV budget to the other's.
+    """Division of one device memory between the KV budgets of two models.
 
-    The model that runs next gets the room that it needs, as far as possible. The idle model's KV is
-    evicted only if it is in the way. This was never slower than the policies of FlashTTS, section
-    4.3, which the lab has (`simulator.split`). The budgets always have the same sum, and search
-    results never depend on them.
+    The model that runs next gets the bytes that it needs, as far as possible. The idle model's KV
+    is evicted only to make room for it. This was never slower than the policies of FlashTTS,
+    section 4.3, which the lab has (`simulator.split`). The budgets always have the same sum, and
+    search results never depend on them.
 
     most_step_tokens: the most tokens that a step may get.
     scores_early: True if steps are scored while others are decoded (speculation). Each model then
-        keeps room for its longest path, even while the other one has its turn.
+        keeps bytes for its longest path, even while the other one has its turn.
     """
 
     def __init__(
@@ -55,13 +53,13 @@ class MovingSplit:
         return self._verifier.device.budget.total_bytes
 
     def restart(self) -> None:
-        """Restore the first division, and reset the counters."""
+        """Restore the initial division of the memory, and reset the counters."""
         self._seen: tuple[int, ...] = ()
-        self._give(self._generator, self._first_bytes)
+        self._set_budget(self._generator, self._first_bytes)
         self.counts = Counters()
         self.most_generator_bytes = self.generator_bytes
 
-    def look(self, runs: Collection[TreeRun]) -> None:
+    def rebalance(self, runs: Collection[TreeRun]) -> None:
         """Move memory if the state of the search has changed and moving helps.
 
         Call it only while neither model runs.
@@ -93,42 +91,43 @@ class MovingSplit:
     ) -> None:
         """Give `store`, whose model runs next, the bytes that it needs.
 
-        Needs are estimates. Once memory was short, the model therefore gets all bytes that are
-        free.
+        Needs are estimates, so once memory was short, the model gets all bytes that are free.
 
         nodes: the nodes that the model works on next.
         beams: nodes that are decoded meanwhile, or next.
         """
         total = self.total_bytes
-        part = self._part(store, idle, needed_bytes)
+        part = self._budget_for_turn(store, idle, needed_bytes)
         if part is not None:
             if self._scores_early and beams:
                 # The idle model keeps room for a path if possible. If not, a score that comes too
                 # early is put off until the end of the round.
-                kept = self._least(idle, beams)
+                kept = self._bytes_of_longest_path(idle, beams)
                 part = min(part, total - kept if needed_bytes + kept <= total else total)
-            self._give(store, part)
+            self._set_budget(store, part)
         # A step may be longer than the steps from which the need was estimated.
-        least = min(self._least(store, nodes), total)
+        least = min(self._bytes_of_longest_path(store, nodes), total)
         if least > store.device.budget.total_bytes:
-            self._give(store, least)
+            self._set_budget(store, least)
 
-    def _part(self, store: CacheManager, idle: CacheManager, needed_bytes: int) -> int | None:
-        """Return the budget of this store's model for its turn; None if it has enough already."""
+    def _budget_for_turn(
+        self, store: CacheManager, idle: CacheManager, needed_bytes: int
+    ) -> int | None:
+        """Return the budget in bytes of `store` for its model's turn; None if it has enough."""
         if needed_bytes <= store.device.budget.total_bytes and not self.counts.moves:
             return None
         useless_bytes = self.total_bytes - idle.device.budget.used_bytes  # not used by the idle one
         return min(self.total_bytes, max(needed_bytes, useless_bytes))
 
-    def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
-        """Return the bytes of the longest path and a longest step: enough for any beam."""
+    def _bytes_of_longest_path(self, store: CacheManager, beams: Sequence[Node]) -> int:
+        """Return the bytes of the longest path plus a step of the greatest length."""
         device, step = store.device, self._most_step_tokens + 1
         longest = max(beams, key=path_tokens)
         depth = len(longest.path())
         blocks = device.blocks_for(path_tokens(longest) + depth) + depth + device.blocks_for(step)
         return (blocks + 1) * device.bytes_per_block
 
-    def _give(self, store: CacheManager, num_bytes: int) -> None:
+    def _set_budget(self, store: CacheManager, num_bytes: int) -> None:
         """Set this store's budget to `num_bytes`, the other's to the rest, as far as pins allow."""
         before, total = self.generator_bytes, self.total_bytes
         other = self._verifier if store is self._generator else self._generator
@@ -144,7 +143,7 @@ class MovingSplit:
 
 
 def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
-    """Return the bytes that the store holds, plus those of steps with these lengths."""
+    """Return the bytes of all KV in `store`, plus those of steps with these lengths."""
     device = store.device
     return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block
 
@@ -159,11 +158,11 @@ def step_tokens_of(beams: Sequence[Node]) -> int:
 
 
 def path_tokens(node: Node) -> int:
-    """Return the number of tokens of the node's whole path, without turns."""
+    """Return the number of tokens of a node's path, prompt included, without user turns."""
     steps = (step for step in node.path()[1:] if step.turn is None)
     return len(node.root.token_ids) + sum(map(_tokens_of, steps))
 
 
 def _tokens_of(step: Node) -> int:
-    """Return the tokens of a step. A given text without tokens counts one token per character."""
+    """Return a step's number of tokens; of a given text without tokens, its characters."""
     return len(step.token_ids) or len(step.step_text)

@@ -1,9 +1,9 @@
-"""TensorRows: the rows of the running batch on a device. It knows no queue and no residency.
+"""TensorRows: the model runner. It decodes the rows of the running batch on a device.
 
-A token is one step of tensor operations at fixed addresses: forward pass, sampling, and a copy of
-the results into buffers. The host reads the tokens one step late, to see which rows have stopped
-and when to end the iteration. It reads the other results when the iteration is over. A step can
-therefore be captured as a CUDA graph and replayed (`graphs`). Called plainly, it computes the same.
+For each token, one *step* runs tensor operations at fixed addresses: forward pass, sampling, and a
+copy of the results into buffers. A step can therefore be captured as a CUDA graph and replayed
+(`graphs`). The host reads tokens one step late, to see which rows have stopped and when to end the
+iteration. It reads all other results when the iteration is over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.drafts import Drafts
-from beamwright.engine.drawn import Drawn, StepBuffers
-from beamwright.engine.endings import StopFinder, text_stopped
+from beamwright.engine.drawn import IterationResults, StepBuffers
+from beamwright.engine.endings import StopFinder, cut_at_stop_string
 from beamwright.engine.graphs import make_replay
 from beamwright.engine.passes import DraftPasses, why_one_token_each
-from beamwright.engine.row import OWNER, Decoding, Decodings, Ran, Row, path_to
-from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, draws_in_kernel, likeliest
+from beamwright.engine.row import OWNER, Decoding, Decodings, IterationWork, Row, path_to
+from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, likeliest, samples_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.streams import sent
 from beamwright.models.decoder import captured_rows, padded_rows
@@ -40,11 +40,11 @@ from beamwright.tree import StopReason
 
 
 class TensorRows:
-    """The `Rows` of a model: tokens in tensors, KV in a `DecodeSession`.
+    """The `Rows` of a model: it runs decode steps, and writes sampled tokens to the rows.
 
     num_tokens: number of token ids that may be sampled; rows of the LM head beyond it have no text.
     token_stats: names of statistics to keep of every token's distribution (`sampling.TOKEN_STATS`).
-    replay: runs steps; None for plain calls, with buffers that are freed with the rows.
+    replay: runs captured steps; None: plain calls, with buffers that are freed with the rows.
     drafts: source of drafted tokens; None if passes compute one token per row
         (`passes.why_one_token_each`).
     keeps_states: keep the hidden states that tokens are sampled from (`GeneratorState.drawn_from`).
@@ -70,17 +70,19 @@ class TensorRows:
             token_stats,
             model.decoder.tile_rows,
             captured=replay is not None,
-            fused=draws_in_kernel(device, model.backend.name),
+            fused=samples_in_kernel(device, model.backend.name),
         )
         self._stops, self._stats = StopFinder(codec), sorted(token_stats)
-        self.replay, self._stays = replay or Replay(), replay is not None
-        self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
+        self.replay, self._keeps_memory = replay or Replay(), replay is not None
+        self._session = DecodeSession(
+            model.decoder, model.store, model.backend, stays=self._keeps_memory
+        )
         self._drafts, self._keeps_states = drafts, keeps_states
         parts = model.decoder, self._session, self._sampler, self._stops
         self._passes = DraftPasses(*parts, keeps_states)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
-        self._arrangement, self._begun = 0, False
+        self._arrangement, self._launched_ahead = 0, False
 
     @property
     def num_rows(self) -> int:
@@ -89,7 +91,7 @@ class TensorRows:
     @property
     def held_bytes(self) -> int:
         idle_bytes = self.replay.idle_bytes + self._model.idle_bytes
-        return self._session.held_bytes - idle_bytes if self._stays else 0
+        return self._session.held_bytes - idle_bytes if self._keeps_memory else 0
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         del running
@@ -102,15 +104,15 @@ class TensorRows:
         text = self._codec.reply_grown(row.node.parent.text, row.tokens)
         text = self._codec.reply_text(row.reply_ids()) if text is None else text
         if row.stop is StopReason.STOP_STRING:
-            return text_stopped(text, row.node, row.decoding.step.stop_strings)
+            return cut_at_stop_string(text, row.node, row.decoding.step.stop_strings)
         return text
 
     # --- rows in the batch -------------------------------------------------------------------
 
     @torch.inference_mode()
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        self._drop_begun()
-        self._draw_first([row for row in joining if not row.tokens])
+        self._discard_launched()
+        self._sample_first_tokens([row for row in joining if not row.tokens])
         places = self._places()
         paths = [path_to(row.node.parent) for row in joining]
         segments = [row.segment for row in joining]
@@ -121,15 +123,15 @@ class TensorRows:
 
     @torch.inference_mode()
     def close(self) -> None:
-        self._drop_begun()
+        self._discard_launched()
         self._session.close()
         self._rows = []
-        if not self._stays:
+        if not self._keeps_memory:
             self._buffers.clear()
 
     @torch.inference_mode()
     def release(self) -> None:
-        self._drop_begun()
+        self._discard_launched()
         self._session.release()
         self.replay.release()
         self._model.release()
@@ -149,11 +151,11 @@ class TensorRows:
     @torch.inference_mode()
     def run(
         self, running: Sequence[Row], max_tokens: int, enough: int, *, goes_on: bool = False
-    ) -> Ran:
+    ) -> IterationWork:
         present = set(running)
         gone = [place for row, place in self._places().items() if row not in present]
         for place in gone:
-            _overrun(self._rows[place], self._begun)
+            _count_overrun(self._rows[place], self._launched_ahead)
             self._rows[place] = None
         if gone:
             self._session.drop(gone)
@@ -164,49 +166,61 @@ class TensorRows:
         goes_on = goes_on and self._session.max_tokens() > max_tokens
         goes_on = goes_on and self._session.has_room(max_tokens + 1)
         buffers = self._step_buffers()
-        if self._begun:
+        if self._launched_ahead:
             self._session.advance()
         else:
             buffers.load(self._rows, self._arrangement, self._stops)
-        if left := max_tokens + goes_on - self._begun:
+        if left := max_tokens + goes_on - self._launched_ahead:
             self._session.prepare(left)
-        self._arrangement += thinks  # load again next time: that token decides the row's closing
+        # Load settings again next time: the coming token decides whether a thought must be closed.
+        self._arrangement += thinks
         rows = self._places(), buffers.keys, buffers.sampling
-        with nullcontext() if self._drafts is None else self._drafts.tried(running) as drafts:
+        with (
+            nullcontext()
+            if self._drafts is None
+            else self._drafts.timed_iteration(running) as drafts
+        ):
             if drafts is not None:
                 return self._passes.run(*rows, max_tokens, enough, drafts)
             return self._run_plain(buffers, max_tokens, enough, goes_on)
 
-    def _run_plain(self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool) -> Ran:
-        """Run an iteration with one token per row and pass; drafted passes must equal it."""
-        drawn, begun = Drawn(self._rows, self._stops), self._begun
-        num_done, self._begun = 0, False
+    def _run_plain(
+        self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool
+    ) -> IterationWork:
+        """Run an iteration with one token per row and pass; `DraftPasses` gives equal tokens."""
+        drawn, begun = IterationResults(self._rows, self._stops), self._launched_ahead
+        num_done, self._launched_ahead = 0, False
         try:
-            for _ in self._steps(buffers, drawn, max_tokens, enough, begun):
+            for _ in self._launch_steps(buffers, drawn, max_tokens, enough, begun):
                 num_done += 1
             drawn.fetch(buffers, self.replay, num_done)
         except torch.OutOfMemoryError:
             for row in self._places():
-                _overrun(row, num_done)
+                _count_overrun(row, num_done)
             raise
-        if goes_on and drawn.go_on(num_done):
-            with suppress(torch.OutOfMemoryError):  # the step is only not launched ahead
-                buffers.turn()
-                self._launches(buffers)()
-                self._begun = True
-        self._take(drawn)
-        num_passes = num_done + self._begun - begun
-        return Ran(num_passes, num_passes * self.num_rows)
+        if goes_on and drawn.most_continue(num_done):
+            with suppress(torch.OutOfMemoryError):  # then the step is launched next time
+                buffers.switch_half()
+                self._make_launch(buffers)()
+                self._launched_ahead = True
+        self._write_results(drawn)
+        num_passes = num_done + self._launched_ahead - begun
+        return IterationWork(num_passes, num_passes * self.num_rows)
 
-    def _steps(
-        self, buffers: StepBuffers, drawn: Drawn, max_tokens: int, enough: int, begun: bool
+    def _launch_steps(
+        self,
+        buffers: StepBuffers,
+        drawn: IterationResults,
+        max_tokens: int,
+        enough: int,
+        begun: bool,
     ) -> Iterator[None]:
-        """Launch one step after another, and look at each step's tokens one step late.
+        """Launch one step after another, reading each step's tokens one step late. Yield per step.
 
-        begun: True if the previous iteration launched the first step.
+        begun: True if the previous iteration launched the first step already.
         """
         fetched, sampled = None, buffers.read_results("tokens", max_tokens)
-        launch, keeping = self._launches(buffers), self._decoder.shape.states
+        launch, keeping = self._make_launch(buffers), self._decoder.shape.states
         places = [(n, row) for row, n in self._places().items()] if keeping else []
         for number in range(max_tokens):
             # The pass after a row's stop forwards its last token. Then its state must not change.
@@ -216,7 +230,7 @@ class TensorRows:
                 self._session.advance()
             yield
             if fetched is not None:
-                drawn.look(fetched())
+                drawn.read_step(fetched())
             if drawn.num_stopped >= enough:
                 return
             if number + 1 == max_tokens:
@@ -224,45 +238,48 @@ class TensorRows:
             fetched = self.replay.fetch(sampled[number])
             if self.replay.is_plain:
                 stopped = drawn.num_stopped
-                stopped += sum([row.done for row in drawn.look(fetched())])
+                stopped += sum([row.done for row in drawn.read_step(fetched())])
                 fetched = None
                 if stopped == drawn.num_awaited:
                     return  # no awaited row needs another pass
 
-    def _launches(self, buffers: StepBuffers) -> Callable[[], None]:
-        """Return a function that runs one step; it is valid until buffers are prepared again."""
+    def _make_launch(self, buffers: StepBuffers) -> Callable[[], None]:
+        """Return a function that launches one step. It is valid until the session is rearranged."""
         key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
-        return partial(self.replay.run, key, version, partial(self._step, buffers))
+        return partial(self.replay.run, key, version, partial(self._compute_step, buffers))
 
-    def _drop_begun(self) -> None:
-        """Discard a step launched ahead, as the rows change. Its tokens are sampled again."""
-        if self._begun:
+    def _discard_launched(self) -> None:
+        """Discard the step that was launched ahead, because the rows change.
+
+        The same tokens are sampled again later.
+        """
+        if self._launched_ahead:
             for row in self._places():
-                _overrun(row, 1)
-        self._begun = False
+                _count_overrun(row, 1)
+        self._launched_ahead = False
 
-    def _step(self, buffers: StepBuffers) -> None:
-        """Compute one token of every row. Only tensor operations are used, for capture."""
+    def _compute_step(self, buffers: StepBuffers) -> None:
+        """Compute one token of every row, with tensor operations only (for CUDA graphs)."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
         buffers.keep(hidden=hidden)
         # Stopped rows are computed too; their positions must stay inside the context.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
-        self._draw(buffers, self._decoder.logits(hidden))
+        self._sample_tokens(buffers, self._decoder.logits(hidden))
 
-    def _draw(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
-        """Sample a token of every row from `logits` [rows, vocab]; keep it and its statistics."""
+    def _sample_tokens(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
+        """Sample a token of every row from `logits` [rows, vocab], and store it in `buffers`."""
         tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
         )
         buffers.keep(tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits))
-        if buffers.asks:
+        if buffers.wants_top:
             ids, top = likeliest(logits, self.num_tokens)
             buffers.keep(top_ids=ids, top_logprobs=top)
         buffers.tokens.copy_(tokens)
         buffers.index.add_(1)
 
-    def _draw_first(self, rows: Sequence[Row]) -> None:
-        """Sample the first token of these rows' steps, from the hidden states of their parents."""
+    def _sample_first_tokens(self, rows: Sequence[Row]) -> None:
+        """Sample the first token of joining rows, from the last hidden states of their parents."""
         if not rows:
             return
         parents = [row.node.parent for row in rows if row.node.parent is not None]
@@ -271,18 +288,18 @@ class TensorRows:
         buffers = StepBuffers(len(rows), self._stats, hidden[:, :0], self._num_likeliest)
         buffers.load(rows, self._arrangement, self._stops)
         siblings = [places[parent] for parent in parents]
-        self._draw(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
-        drawn = Drawn(rows, self._stops)
+        self._sample_tokens(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
+        drawn = IterationResults(rows, self._stops)
         drawn.fetch(buffers, self.replay, 1)
-        self._take(drawn)
+        self._write_results(drawn)
         if self._keeps_states:
             for row, parent in zip(rows, siblings, strict=True):
                 row.drawn_from.append(hidden[parent : parent + 1])
 
-    def _take(self, drawn: Drawn) -> None:
-        """Write the tokens and values of an iteration to the rows."""
+    def _write_results(self, drawn: IterationResults) -> None:
+        """Append an iteration's tokens, log-probabilities and hidden states to its rows."""
         num_done, hidden = drawn.num_steps, drawn.hidden
-        tokens, columns = drawn.tokens(), drawn.columns()
+        tokens, columns = drawn.tokens(), drawn.numbers_by_name()
         forwarded: list[tuple[Row, int, int]] = []
         for place, row in enumerate(drawn.rows):
             if row is None:
@@ -298,7 +315,7 @@ class TensorRows:
             if not row.stop.ends_path and used < num_done:
                 forwarded.append((row, used, place))
                 used += 1
-            _overrun(row, num_done - used)
+            _count_overrun(row, num_done - used)
         if forwarded:
             rows, *at = zip(*forwarded, strict=True)
             numbers, places = sent(at, hidden.device)
@@ -306,7 +323,7 @@ class TensorRows:
                 row.hidden = state
 
     def _step_buffers(self) -> StepBuffers:
-        """Return the buffers for the current number of rows."""
+        """Return the buffers for the current batch size; create them on first use."""
         if self.num_rows not in self._buffers:
             decoder, sizes = self._decoder, (self.num_rows, self._decoder.shape.hidden)
             hidden = torch.empty(sizes, dtype=decoder.dtype, device=decoder.device)
@@ -315,8 +332,8 @@ class TensorRows:
         return self._buffers[self.num_rows]
 
 
-def _overrun(row: Row | None, num_tokens: int) -> None:
-    """Count `num_tokens` tokens of a row as computed in vain; None: a padding row."""
+def _count_overrun(row: Row | None, num_tokens: int) -> None:
+    """Count tokens that were computed after a row's stop and dropped. row: None for padding."""
     if num_tokens and row is not None:
         row.node.usage["overrun"] += num_tokens
 
@@ -337,15 +354,13 @@ def make_running_batch(
     rows_bytes: int | None = None,
     scorers: Sequence[TreeModel] = (),
 ) -> RunningBatch:
-    """Create a running batch on the model's device, without rows.
+    """Create the generator's empty running batch.
 
     not_captured: called with the reason if steps cannot be captured.
     token_stats, keeps_states: see `TensorRows`.
-    costs: costs of a pass and of the link, for schedules.
-    rows_bytes: bytes that rows may use in addition to KV, if the device does not report free
-        memory.
-    scorers: other models on the device, whose idle captured passes hold memory that is wrongly
-        reported as free.
+    costs: time model of a pass and of the link, for schedules.
+    rows_bytes: bytes that rows may use besides KV, if the device does not report free memory.
+    scorers: other models on the device. Memory of their captured passes looks free, but is not.
     """
     replay = make_replay(settings.schedule.graphs, model, not_captured)
     default = Decoding(settings.sampling, settings.step, settings.search.seed)
@@ -382,7 +397,10 @@ def _working_memory(
     rows_bytes: int | None,
     pad: Callable[[int], int],
 ) -> WorkingMemory:
-    """Return the working memory that rows have next to the first model's KV and captured passes."""
+    """Create the limit of the batch size from memory besides KV.
+
+    models: the generator, then the verifiers' models. pad: returns a batch size with padding.
+    """
     model, *scorers = models
     shape, pool = model.decoder.shape, model.store.pool
 
@@ -398,9 +416,9 @@ def _working_memory(
 
     free = free_bytes(model.decoder.device)
 
-    def left() -> int:
+    def free_now() -> int:
         all_bytes = free() if free is not None else rows_bytes or 0
         return all_bytes - sum(scorer.idle_bytes for scorer in scorers)
 
     is_known = free is not None or rows_bytes is not None
-    return WorkingMemory(left if is_known else None, row_bytes, costs, pad)
+    return WorkingMemory(free_now if is_known else None, row_bytes, costs, pad)

@@ -1,4 +1,4 @@
-"""Number of torch's compute threads, and how long idle threads spin if torch was imported first."""
+"""Choose the number of torch's compute threads, and shorten how long idle ones spin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSET = "OMP_NUM_THREADS : [not set]"
 
 @dataclass(frozen=True)
 class Threads:
-    """Number of threads that compute one matrix product, and the reason for this number.
+    """Number of threads that compute one matrix product, and the reason to show to a user.
 
     torch's OpenMP threads wait for one another at the end of every product. The products of a small
     model take microseconds. A second thread then gains little, and loses much if another process
@@ -31,7 +31,7 @@ class Threads:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Compute with this number of threads, and restore the host program's number afterwards."""
+        """Set torch's number of threads within a block; restore the host program's afterwards."""
         before = torch.get_num_threads()
         if before != self.count:
             torch.set_num_threads(self.count)
@@ -67,11 +67,11 @@ def threads_for(num_parameters: int) -> Threads:
 
 
 def _shorten_waits() -> None:
-    """Shorten the spin of idle threads if torch was imported before the environment was set.
+    """Shorten the time that idle threads spin, if torch was imported before it could be configured.
 
-    LLVM's OpenMP library (macOS) has a function for this, per thread. It is untested, because no
-    Mac was available. GNU's library has none, but its threads spin only 100 turns while it manages
-    more threads than there are cores.
+    Environment variables then come too late. LLVM's OpenMP library (macOS) has a function for this,
+    per thread. It is untested, because no Mac was available. GNU's library has none, but its
+    threads spin only 100 turns while it manages more threads than there are cores.
     """
     library = ctypes.CDLL(torch._C.__file__)  # also finds symbols of the libraries torch links
     if hasattr(library, "kmp_set_blocktime"):
@@ -82,9 +82,9 @@ def _shorten_waits() -> None:
 
 @cache
 def _park_pool() -> None:
-    """Park a pool of OpenMP threads that computes nothing, for the life of the process.
+    """Start idle OpenMP threads for the life of the process, so that the others spin less.
 
-    The pool raises GNU's count of managed threads above the number of cores. It belongs to a daemon
+    They raise GNU's count of managed threads above the number of cores. They belong to a daemon
     thread. A forked child does not have that thread, but keeps the count.
     """
     library, parked = ctypes.CDLL(torch._C.__file__), threading.Event()

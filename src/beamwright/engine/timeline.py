@@ -1,8 +1,7 @@
-"""Clocks of a run: the seconds of each phase, and a timeline of when things ran.
+"""Profiling of a run: seconds per phase, and a timeline in Chrome's trace format.
 
-This module knows clocks and names, no torch and no policy. A timeline is off by default: callers
-then hold a `NullTimeline`, whose methods do nothing, so that no caller branches. A timeline is
-written as a Chrome trace-event file, which opens in Perfetto and chrome://tracing.
+A timeline is off by default: callers then hold a `NullTimeline`, whose methods do nothing, so that
+no caller branches. A trace file opens in Perfetto and chrome://tracing.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran from `start_s` to `end_s` on the timeline's clock.
+    """A named interval of the timeline, such as a decode iteration or a transfer.
 
     track: one of TRACKS.
-    args: facts to show with it (a group number, bytes, a kind).
+    args: values to show with it (a group number, bytes, a kind).
     """
 
     name: str
@@ -82,7 +81,7 @@ class Timeline:
 
 
 class NullTimeline(Timeline):
-    """A timeline that is off: it accepts all calls, keeps nothing and reads no clock."""
+    """A timeline that is off: all methods do nothing."""
 
     def __init__(self) -> None:
         super().__init__(clock=lambda: 0.0)
@@ -95,10 +94,9 @@ class NullTimeline(Timeline):
 
 
 def write_trace(timeline: Timeline, path: Path, title: str) -> None:
-    """Write the trace. Times are microseconds from the start of the timeline.
+    """Write a timeline as a Chrome trace. Times are microseconds from its start.
 
-    A span whose args contain a counter's names (_COUNTERS) is also a sample of that counter, at the
-    span's start.
+    A span whose args contain a counter's names (_COUNTERS) also gives a sample of that counter.
 
     Raises:
         InputError: if the file cannot be written.
@@ -135,7 +133,7 @@ def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Return spans by lane, at least one lane; overlapping spans go to different lanes."""
+    """Divide spans into lanes without overlaps; at least one lane."""
     lanes: list[list[Span]] = [[]]
     for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
         free = (lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s)
@@ -150,13 +148,13 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 class Accounting:
-    """Counter of the seconds of phases ("decode", "verify", "schedule").
+    """Timer of the phases of a run ("decode", "verify", "schedule"), from any thread.
 
     Phases of one thread do not nest. Time in which two different phases run counts as "both".
     Tokens are not counted here but on their nodes (`Node.usage`).
 
     clock: returns seconds from any fixed origin.
-    counts: the counters to add to, which other code may also count in.
+    counts: the counters that receive the seconds; other code may count in them too.
     """
 
     def __init__(
@@ -168,18 +166,17 @@ class Accounting:
         self._counted_s = 0.0
 
     def now(self) -> Counters:
-        """Return a copy of the counters at this instant."""
+        """Return a copy of the counters, with the time of running phases included."""
         with self._lock:
             self._count()
             return self.counts.copy()
 
     @contextmanager
     def phase(self, name: str, stalled_s: Callable[[], float] | None = None) -> Iterator[None]:
-        """Time a phase.
+        """Time a block of code as a phase.
 
-        stalled_s: returns the seconds spent waiting for transfers so far. Seconds that the phase
-            adds to them count as "stall" instead of the phase, except those that another phase has
-            hidden.
+        stalled_s: returns the seconds spent waiting for transfers so far. What the block adds to
+            them counts as "stall" instead of the phase, unless another phase ran meanwhile.
         """
         stalled, phase, field = 0.0 if stalled_s is None else stalled_s(), object(), f"{name}_s"
         with self._lock:
@@ -197,12 +194,12 @@ class Accounting:
                     self._add(**{field: -stalled, "stall_s": stalled})
 
     def add(self, **counts: int) -> None:
-        """Add to counters that several threads may count."""
+        """Add to counters by name; safe from any thread."""
         with self._lock:
             self._add(**counts)
 
     def abandon_thread(self, thread: int | None) -> None:
-        """End the phase of an abandoned thread; its further time is not counted."""
+        """Stop timing the phase of a thread that was abandoned."""
         with self._lock:
             self._count()
             self._phases = {p: run for p, run in self._phases.items() if run[1] != thread}

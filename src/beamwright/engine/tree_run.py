@@ -1,7 +1,4 @@
-"""TreeRun: one tree in flight, with its rounds and what is measured of it.
-
-This module knows one tree and its policies. It knows no executor and no other tree.
-"""
+"""TreeRun: the state of one search in the engine: its tree, its current round, its deadline."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from beamwright.counters import Counters
 from beamwright.engine.decisions import (
     StopRule,
     collect_prospects,
-    cut_short,
-    note_answers,
     select_actions,
+    store_answers,
+    unfinished_paths,
 )
 from beamwright.engine.speculation import Payoff, SpeculativeChildren
 from beamwright.errors import BeamwrightError, CapacityError
@@ -40,57 +37,60 @@ from beamwright.protocols import (
 from beamwright.search.answers import Mathematics
 from beamwright.tree import Node, NodeState, SearchTree, Turn, make_given_path, nodes_on_paths
 
-# Computes a path's score from the scores of its steps.
+# Computes a path's score from the scores of its steps; None: the step or path has no score.
 Aggregate = Callable[[Sequence[float | None]], float | None]
-# Returns the token ids of a turn after an ended reply; None if they do not fit the context.
+# Returns the token ids of a user turn after an ended reply; None if they do not fit the context.
 RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
 
 
 @dataclass(eq=False)
 class RoundState:
-    """The steps that are decoded and scored in one round."""
+    """One round of a tree: the steps to decode and score before the next selection."""
 
-    beams: tuple[Node, ...] = ()  # the open steps that the round began with
+    beams: tuple[Node, ...] = ()  # all steps of the round, in the order of their lineages
     open: dict[Node, None] = field(default_factory=dict)  # steps that are not decoded yet
-    began: Counters = field(default_factory=Counters)  # the engine's counters at its beginning
+    began: Counters = field(default_factory=Counters)  # the engine's counters when it began
     unscored: dict[Node, None] = field(default_factory=dict)  # submitted steps without a score
     submitted: set[Node] = field(default_factory=set)  # steps that were given to the verifier
     early: set[Node] = field(default_factory=set)  # steps submitted while others were decoded
-    # True if an early score did not fit into memory. All missing scores then wait until every step
+    # True if scoring a step early ran out of memory. All missing scores then wait until every step
     # of the round is decoded.
-    scores_wait: bool = False
+    defers_scores: bool = False
     num_submits: int = 0  # number of times that steps were given to the verifier
     # Children that selection opened for the next round, one list per parent.
     opened: list[list[Node]] = field(default_factory=list)
 
     @property
-    def waits(self) -> bool:
-        """True while a step of the round is to be decoded or scored."""
+    def is_unfinished(self) -> bool:
+        """True while a step of the round is not decoded, or was submitted and has no score."""
         return bool(self.open or self.unscored)
 
-    def put_off(self, node: Node, error: BeamwrightError) -> bool:
-        """Return True if an early score lacked memory, and postpone it to the round's end."""
+    def postpone_score(self, node: Node, error: BeamwrightError) -> bool:
+        """Postpone a score to the end of the round, if it came early and lacked memory.
+
+        Return False for any other error.
+        """
         if not isinstance(error, CapacityError) or node not in self.early:
             return False
         self.early.discard(node)
         self.submitted.discard(node)
         self.unscored.pop(node, None)
-        self.scores_wait = True
+        self.defers_scores = True
         return True
 
 
 @dataclass(eq=False)
 class TreeRun:
-    """One tree in flight, and what is measured of it."""
+    """One search in flight: its tree, its policies, and measurements for its result."""
 
     tree: SearchTree
     strategy: Strategy
     aggregate: Aggregate
-    rng: Callable[[SearchTree], Random]  # returns the random stream of a round for the strategy
-    # Returns True if the verifier judges a step. It must be a function of the step's path alone.
+    rng: Callable[[SearchTree], Random]  # returns the strategy's random numbers for a round
+    # Returns True if a step is given to the verifier. The result must depend on its path alone.
     judges: Callable[[Node], bool] = lambda node: True
     render_turn: RenderTurn = lambda node, turn: None  # for strategies that ask again (`Ask`)
-    on_round: RoundCallback | None = None  # called after every selection, also within a round
+    on_round: RoundCallback | None = None  # called after every selection
     round: RoundState = field(default_factory=RoundState)  # the current round
     clock: Callable[[], float] = time.perf_counter
     elapsed_s: float = 0.0  # seconds that earlier processes spent on a resumed tree
@@ -98,11 +98,11 @@ class TreeRun:
     ended_s: float = 0.0  # seconds from admission to the end of the search
     # Seconds from admission to the end of scoring, per final candidate.
     finished_s: dict[Node, float] = field(default_factory=dict)
-    # Per round, the distinct path tokens that its beams extend, and so need KV of.
+    # Per round, the number of distinct tokens above its beams, whose KV the round needs.
     round_tokens: list[int] = field(default_factory=list)
-    rule: StopRule | None = None  # what may stop the search early
+    rule: StopRule | None = None  # deadline, token budget and other reasons to stop early
     answers: Answers = field(default_factory=Mathematics)  # reads the answers of replies
-    # Called when a round is scored, before selection.
+    # Writes a checkpoint, given the seconds spent. Called when a round is scored, before selection.
     save: Callable[[TreeRun, float], None] | None = None
     # Computes the KV of a resumed tree's nodes again. Its second argument is a function that frees
     # KV which no later row reads.
@@ -112,32 +112,32 @@ class TreeRun:
     served: int = 0
     priority: int = 0  # trees with a larger one are decoded and scored first
     waited_s: float = 0.0  # seconds before admission that count towards the deadline
-    # Children decoded before selection, which it may open when the round is over.
+    # Children that are decoded before selection decides whether to open them.
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
-    given: bool = False  # True if all steps are given texts that are only scored, see `give`
+    given: bool = False  # True if nothing is decoded: given texts are scored, see `give_paths`
     stopped: str | None = None  # reason why `rule` stopped the search early
     error: BeamwrightError | None = None  # reason why the tree could not be finished
 
-    # --- its time ----------------------------------------------------------------------------
+    # --- time --------------------------------------------------------------------------------
 
     @property
     def _own_s(self) -> float:
         """Seconds that this process has spent on the tree."""
         return 0.0 if self.started_s is None else self.clock() - self.started_s
 
-    def out_of_time(self, patience_s: float = 0.0) -> bool:
+    def is_out_of_time(self, patience_s: float = 0.0) -> bool:
         """Return True if the deadline passed at least `patience_s` seconds ago."""
         spent_s = self._own_s + self.waited_s - patience_s
-        return self.rule is not None and self.rule.out_of_time(spent_s)
+        return self.rule is not None and self.rule.is_out_of_time(spent_s)
 
-    def overdue(self) -> bool:
-        """Return True if the deadline passed, steps are open, and the tree has a result.
+    def is_overdue(self) -> bool:
+        """Return True if the deadline passed while steps are open, and some path has a step.
 
-        A tree without any step goes on.
+        Without any step there is no result yet, so the tree goes on.
         """
-        if self.cut or not self.round.open or not self.out_of_time():
+        if self.cut or not self.round.open or not self.is_out_of_time():
             return False
-        return bool(self.tree.candidates() or self.tree.finished() or cut_short(self.tree))
+        return bool(self.tree.candidates() or self.tree.finished() or unfinished_paths(self.tree))
 
     def goodput_tok_s(
         self, nodes: Sequence[Node], answer: Callable[[Node], Node] = lambda leaf: leaf
@@ -157,18 +157,20 @@ class TreeRun:
 
     # --- a round -----------------------------------------------------------------------------
 
-    def give(self, paths: Sequence[Sequence[str]]) -> None:
-        """Let the search only score the given paths, one step of each path per round.
+    def give_paths(self, paths: Sequence[Sequence[str]]) -> None:
+        """Make the search score these texts instead of decoding, one step of each path per round.
 
-        paths: the step texts of each path. Selection opens their nodes like speculative children,
-            so nothing is decoded.
+        paths: the step texts of each path. Their nodes are created now. Selection opens them like
+            speculative children, which are decoded already.
         """
         self.given = True
         for number, texts in enumerate(paths):
-            self.speculative.give(make_given_path(self.tree.root, number, texts))
+            self.speculative.add_given(make_given_path(self.tree.root, number, texts))
 
     def begin_round(self, spent: Counters) -> None:
-        """Begin a round with the open nodes, and with opened nodes that are decoded already.
+        """Begin a round with the nodes that selection opened.
+
+        Some of them may be decoded already, by speculation.
 
         spent: the engine's counters now.
         """
@@ -180,11 +182,8 @@ class TreeRun:
         paths = nodes_on_paths([beam.parent for beam in beams if beam.parent is not None])
         self.round_tokens.append(sum([len(node.token_ids) for node in paths]))
 
-    def to_score(self) -> list[Node]:
-        """Return the steps that can be submitted to the verifier, and mark them as submitted.
-
-        They are steps of this round, in the order of its beams.
-        """
+    def take_to_score(self) -> list[Node]:
+        """Return the round's decoded steps that the verifier does not have; mark them submitted."""
         now = self.round
         decoded = [n for n in now.beams if n.state is NodeState.CANDIDATE and n.answers]
         new = [node for node in decoded if node not in now.submitted and self.judges(node)]
@@ -193,47 +192,51 @@ class TreeRun:
             now.early.update(new)
         return new
 
-    def steps_ahead(self, num_steps: int) -> list[Node]:
-        """Return speculative children to score in one call with `num_steps` steps of this round.
+    def take_children_to_score(self, num_steps: int) -> list[Node]:
+        """Return speculative children to score in the same call as `num_steps` steps of this round.
 
-        While steps are open, there are at most as many as keep the call no larger than a whole
-        round. After that there are none.
+        The call gets no larger than a whole round. Once all steps are decoded, there are none.
         """
         slack = len(self.round.beams) - num_steps if self.round.open else 0
-        return self.speculative.to_score(self.round.submitted, slack, self.judges)
+        return self.speculative.take_to_score(self.round.submitted, slack, self.judges)
 
-    def note_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
-        """Record what speculation gained in the finished round; if `alone`, also its cost.
+    def record_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
+        """Record in `payoff` what speculation gained in the finished round.
 
         spent: the engine's counters now; they include speculative decoding and scoring.
+        alone: True if no other tree is in flight. Only then is the cost of the round recorded too.
         """
         kept = sum([node.usage.get("speculated_kept", 0) for node in self.round.beams])
         payoff.kept, payoff.speculated = payoff.kept + kept, payoff.speculated + kept
         lengths = [len(node.token_ids) for node in self.round.beams if node.token_ids]
         if lengths and alone:
-            payoff.note_round(lengths, spent - self.round.began, self.round.num_submits)
+            payoff.record_round(lengths, spent - self.round.began, self.round.num_submits)
 
     @cached_property
     def traits(self) -> Traits:
-        """The strategy's `Traits`: the properties that it declares."""
+        """Properties that the strategy declares, such as whether paths compete."""
         return traits_of(self.strategy)
 
     @property
     def scores_early(self) -> bool:
-        """True if steps are still open and early scores improve the strategy's prospects."""
+        """True if decoded steps are scored at once, because the strategy foresees by scores.
+
+        It holds only while other steps of the round are open.
+        """
         return (
-            bool(self.round.open) and self.traits.foresees_by_score and not self.round.scores_wait
+            bool(self.round.open) and self.traits.foresees_by_score and not self.round.defers_scores
         )
 
     def prospects(self) -> list[Prospect]:
-        """Return what selection may extend after this round, the unjudged steps first.
+        """Return the steps that selection will probably extend, for speculation.
 
-        A step that no verifier judges surely gets one child. The strategy foresees the rest.
+        Steps that no verifier judges surely get one child; they come first. The strategy foresees
+        the rest.
         """
-        ahead = self.speculative.complete()
+        ahead = self.speculative.decoded_children()
         sure: dict[Node, Prospect] = {}
         for node in (*self.round.beams, *ahead):
-            if self._carries(node) and (not node.speculative or node.parent in sure):
+            if self._continues_unjudged(node) and (not node.speculative or node.parent in sure):
                 sure[node] = Prospect(node, 1, node.greedy, math.inf)
         beams = [beam for beam in self.round.beams if beam not in sure]
         likely = collect_prospects(self.strategy, self.tree, beams, ahead) if beams else []
@@ -247,47 +250,51 @@ class TreeRun:
         if self.save is not None and not self.cut:
             self.save(self, self.elapsed_s + self._own_s)
 
-    # --- its end -----------------------------------------------------------------------------
+    # --- selection ---------------------------------------------------------------------------
 
-    def carried(self) -> list[Node]:
-        """Return the candidates with an unjudged step; none after a deadline.
+    def unjudged_candidates(self) -> list[Node]:
+        """Return the candidates whose step the verifier does not judge; none after a deadline.
 
-        They go on before the round is over, while the other candidates wait.
+        Each is extended at once by one child, while the other candidates wait for selection.
         """
-        return [] if self.cut else [n for n in self.tree.candidates() if self._carries(n)]
+        return (
+            [] if self.cut else [n for n in self.tree.candidates() if self._continues_unjudged(n)]
+        )
 
-    def _carries(self, node: Node) -> bool:
+    def _continues_unjudged(self, node: Node) -> bool:
         return node.state is NodeState.CANDIDATE and not node.ended and self._unjudged(node)
 
     def _unjudged(self, node: Node) -> bool:
-        """Return True if the verifier does not judge the step. A submitted step is judged."""
+        """Return True if the step has an answer part and is not given to the verifier."""
         return node not in self.round.submitted and node.answers and not self.judges(node)
 
     def decide(self) -> list[Action]:
-        """Return the actions to apply: usually the strategy's.
+        """Return the actions to apply now, usually those that the strategy selects.
 
-        If steps are unjudged, the actions are one child for each of them. If the rule stops the
-        search, the actions end it.
+        If steps are unjudged, each of them gets one child instead. If the rule stops the search,
+        the actions end it.
         """
         tree, rule = self.tree, self.rule
         for node in tree.candidates():
             if self._unjudged(node):  # its score is the score of the judged steps of its path
                 node.score = self.aggregate([step.step_score for step in node.reply()])
-        note_answers(self.answers, [node for node in tree.ended() if node.answers])
+        store_answers(self.answers, [node for node in tree.ended() if node.answers])
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)
-        actions: list[Action] = [Extend(node, 1, node.greedy) for node in self.carried()]
+        actions: list[Action] = [
+            Extend(node, 1, node.greedy) for node in self.unjudged_candidates()
+        ]
         if not actions and whole:
             actions = select_actions(self.strategy, tree, self.rng(tree))
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or not tree.root.children:
             return actions
-        why = rule.why(tree, self._own_s + self.waited_s, actions, cut=self.cut)
+        why = rule.find_reason(tree, self._own_s + self.waited_s, actions, cut=self.cut)
         if why is not None and self.given:
             raise BeamwrightError(f"{why} before all steps were scored")
         self.stopped = why
-        return actions if why is None else rule.ending(tree, why, actions)
+        return actions if why is None else rule.make_ending(tree, why, actions)
 
-    def obey(self, action: Action) -> None:
+    def apply(self, action: Action) -> None:
         """Apply one action to the tree."""
         tree = self.tree
         match action:
@@ -314,21 +321,20 @@ class TreeRun:
 
     @property
     def ended_by_time(self) -> bool:
-        """True if the same search may end at another point in another run.
+        """True if another run of the same search could end elsewhere.
 
-        This holds after a deadline. It also holds after a user's own stop function, because its
-        inputs are unknown.
+        This is so after a deadline, and after a user's stop function, whose inputs are unknown.
         """
         if self.cut or self.stopped is None or self.rule is None:
             return self.cut
-        return not self.rule.is_of_the_tree(self.stopped)
+        return not self.rule.is_reproducible(self.stopped)
 
     def duplicates(self, mean: float) -> list[tuple[Node, Node, float]]:
-        """Pair opened children without tokens with a sibling whose tokens they can begin with.
+        """Return (child, sibling, share) for each opened child that copies tokens of a sibling.
 
-        This is FlashTTS's DuplicateThenTruncate (Alg. 1). Each result is (child, sibling, share):
-        the child begins with this share of the sibling's tokens. Shares follow R ~ N(`mean`, 0.1),
-        sampled by lineage and independent of all other samples.
+        This is FlashTTS's DuplicateThenTruncate (Alg. 1): the child begins with a share (0 to 1) of
+        the tokens that were decoded for its sibling. Shares follow R ~ N(`mean`, 0.1), seeded by
+        lineage.
         """
         pairs: list[tuple[Node, Node, float]] = []
         for siblings in self.round.opened:
@@ -340,7 +346,7 @@ class TreeRun:
         return pairs
 
     def report(self, candidates: tuple[Node, ...]) -> RoundReport:
-        """Return a report on these candidates, and record when the final ones finished."""
+        """Return the report of a selection among these candidates; record when paths finished."""
         total_s = self.elapsed_s + self._own_s
         survivors, pruned, finished = (
             tuple(node for node in candidates if node.state is state)

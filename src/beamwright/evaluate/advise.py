@@ -29,7 +29,7 @@ Way = Literal["majority", "weighted", "best"]
 MOST_PROBLEMS = 50
 _CALLED: dict[Way, str] = {"majority": "vote", "weighted": "weighted vote", "best": "best of n"}
 _SAMPLES = 2  # samples per candidate of the search
-_SURE = 1.0  # standard errors of lead over the vote from which a way is recommended
+_SURE = 1.0  # a method is recommended if it leads the vote by this many standard errors
 
 
 def trials(settings: Settings) -> dict[str, Settings]:
@@ -67,9 +67,9 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The samples of one problem.
+    """The samples of one problem, with their mean cost.
 
-    tokens, seconds: mean cost of a sample. scored_s: mean seconds of a sample with its score.
+    tokens, seconds: per sample, without scoring. scored_s: seconds per sample, with scoring.
     """
 
     paths: Sequence[_Path]
@@ -89,7 +89,7 @@ def _chosen(paths: Sequence[_Path], how: Way) -> bool:
     return paths[choose(votes, scores, [p.complete for p in paths], how)].right
 
 
-# Which answers of a record are right.
+# Returns for each answer of a record whether it is right; None if that is not known.
 Judge = Callable[[Record], Mapping[str | None, bool | None]]
 
 
@@ -133,7 +133,10 @@ def advice(
 def _compared(
     unit: str, budget: float, pools: Sequence[_Pool], search: Sequence[Record], name: str, most: int
 ) -> dict[str, Any]:
-    """Compare all ways at the search's mean cost in a unit (tokens or seconds)."""
+    """Compare vote, best score and search at the search's mean cost.
+
+    unit: "tokens" or "seconds". budget: the search's mean cost per problem.
+    """
 
     def affordable(how: Way) -> int:
         each = {"tokens": "tokens", "seconds": "seconds" if how == "majority" else "scored_s"}

@@ -1,4 +1,4 @@
-"""Decides whether two answers mean the same: text rules first, then `math-verify` with a deadline.
+"""Answer equivalence: text rules first, then `math-verify` in worker processes with a timeout.
 
 The mathematics runs in a few worker processes. A worker that hangs is killed, so only the answer
 that hung or crashed is lost, and the next one gets a new process.
@@ -48,7 +48,7 @@ _LONGEST = 4096  # characters of both answers; longer ones are runaway text, not
 
 
 class AnswerChecker:
-    """Compares answers in at most `num_workers` processes. A context manager; thread-safe.
+    """Checker of answers, with at most `num_workers` processes. A context manager; thread-safe.
 
     Each worker runs one comparison at a time, and further threads wait. Processes start when they
     are needed; a single thread uses one.
@@ -136,7 +136,7 @@ class AnswerChecker:
             question = {"gold": gold, "answer": answer, "deadline_s": self._deadline_s}
             equal = worker.ask(question)
         finally:
-            # A process that still owes a reply is killed and never reused.
+            # A process that has not replied in time is killed and never reused.
             if worker is not None and equal is None:
                 worker.kill()
                 worker = None
@@ -145,7 +145,7 @@ class AnswerChecker:
 
 
 class _Worker:
-    """One process that answers JSON lines. If it does not answer, the caller must kill it."""
+    """One worker process (`evaluate.worker`). If it does not reply, the caller must kill it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -155,7 +155,7 @@ class _Worker:
         self._reader = ThreadPoolExecutor(1)
 
     def ask(self, question: dict[str, Any]) -> bool | None:
-        """Return its verdict, or None if the process hangs or has died."""
+        """Send a comparison, and return the verdict; None if the process hangs or has died."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -166,7 +166,7 @@ class _Worker:
         return equal if isinstance(equal, bool) else None
 
     def read(self, deadline_s: float) -> dict[str, Any] | None:
-        """The next line; None where there is none in time."""
+        """Return the next line of output as JSON; None if none comes within `deadline_s`."""
         assert self._process.stdout is not None
         try:
             line = self._reader.submit(self._process.stdout.readline).result(deadline_s)
@@ -176,16 +176,16 @@ class _Worker:
         return reply if isinstance(reply, dict) else None
 
     def kill(self) -> None:
-        """End the process, which ends what still reads from it, and close its pipes."""
+        """Kill the process, which also ends the thread that reads from it, and close its pipes."""
         self._process.kill()
         self._reader.shutdown()
-        # What cannot be closed is unsent input of a process that has died.
+        # Closing the pipe of a dead process raises if input was not sent.
         with contextlib.suppress(OSError), self._process:
             pass
 
 
 def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
-    """The verdict where text and exact numbers decide it, else the pair for mathematics."""
+    """Return the verdict if text and exact numbers decide; else the texts for `math-verify`."""
     left_text, right_text = normalise_layout(gold), normalise_layout(answer)
     if left_text == right_text or "" in (left_text, right_text) or len(gold + answer) > _LONGEST:
         return left_text == right_text != ""
@@ -196,7 +196,7 @@ def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
     right = read_quantity(answer, bare=read_number(normalise_layout(left.value)) is not None)
     if left.is_text or right.is_text or not _measure_alike(left, right):
         return left_text.casefold() == right_text.casefold()
-    if "\\ldots" in left_text + right_text:  # a sequence is what it lists
+    if "\\ldots" in left_text + right_text:  # a sequence with dots equals the values it lists
         return normalise_answer(gold) == normalise_answer(answer)
     scale = left.unit.factor / right.unit.factor if left.unit and right.unit else Fraction(1)
     equal = _decide_exact(left, right, scale)
@@ -204,14 +204,17 @@ def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
         equal = _decide_text(normalise_layout(left.value), normalise_layout(right.value))
     if equal is not None:
         return equal
-    # Mathematics gets values alone, in one unit.
+    # `math-verify` gets only values, in one unit.
     gold, answer = (each.value + "\\%" * each.in_percent for each in (left, right))
     by = f"\\cdot\\frac{{{scale.numerator}}}{{{scale.denominator}}}" if scale != 1 else ""
     return (f"({gold}){by}" if by else gold), answer
 
 
 def _decide_option(gold: str, answer: str) -> bool | tuple[str, str] | None:
-    """The verdict where one names an option: `(B) 12` is right by its letter, or by its text."""
+    """Return the verdict if an answer names an option, such as `(B) 12`; None if none does.
+
+    Letter or text may match. If only the text is left to compare, return the texts instead.
+    """
     left, right = split_option(gold), split_option(answer)
     if left and right and (left[0] != right[0] or "" in (left[1], right[1])):
         return left[0] == right[0]
@@ -221,7 +224,7 @@ def _decide_option(gold: str, answer: str) -> bool | tuple[str, str] | None:
 
 
 def _measure_alike(left: Quantity, right: Quantity) -> bool:
-    """False where both name a unit, or what is counted, and not the same."""
+    """Return False if both name a unit, or the thing that is counted, and these differ."""
     if left.unit and right.unit and left.unit.dimension != right.unit.dimension:
         return False
     if bool(left.unit) != bool(right.unit):
@@ -230,9 +233,9 @@ def _measure_alike(left: Quantity, right: Quantity) -> bool:
 
 
 def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | None:
-    """The verdict on exact numbers, and on values with and without names; None for others.
+    """Return the verdict on exact numbers, also with names (`x = 3`); None for other answers.
 
-    scale: what `left` is multiplied with to be told in the unit of `right`.
+    scale: factor that converts `left` to the unit of `right`.
     """
     texts = normalise_layout(left.value), normalise_layout(right.value)
     gold, answer = map(read_number, texts)
@@ -243,7 +246,7 @@ def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | No
         )
         if bool(first) == bool(other):
             return None
-        # a=1, b=2 is 1, 2 in this order alone.
+        # `a=1, b=2` equals `1, 2` only in this order.
         plain = split_list(right.value if first else left.value)[1]
         return (first or other) == [*map(normalise_answer, plain)]
     by = Fraction(100 if right.in_percent else 1, 100 if left.in_percent else 1)
@@ -252,12 +255,15 @@ def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | No
 
 
 def _may_stand_for(decimal: str, exact: str) -> bool:
-    """Whether a decimal of six digits or more may be rounded from what is none."""
+    """Return True if `decimal` has at least six digits and `exact` is not itself a decimal.
+
+    `math-verify` may then compare them with rounding.
+    """
     return bool(_SIX_DIGITS.fullmatch(decimal)) and not _DECIMAL.fullmatch(exact)
 
 
 def _decide_text(left: str, right: str) -> bool | None:
-    """The verdict on the layouts of two answers without units, or None."""
+    """Return the verdict by comparing normalised texts without units; None if undecided."""
     if left == right:
         return True
     if _WORDS.fullmatch(left) and _WORDS.fullmatch(right):

@@ -1,9 +1,8 @@
-"""Records, and from them the numbers of `eval --json`, with 95 % intervals over problems.
+"""Metrics of an evaluation (`eval --json`) from per-problem records, with 95 % intervals.
 
-FlashTTS section 6.1 for goodput and completion time. Nothing here is fitted to the problems: every
-choice (how a vote is counted, which k) is fixed before an answer is seen. Shares have Wilson's
-interval. For everything else problems are resampled with replacement, a fixed seed: percentile
-bootstrap.
+Goodput and completion time are defined in FlashTTS, section 6.1. Every choice (how a vote is
+counted, which k) is fixed before an answer is seen. Shares have Wilson's interval. All other
+numbers have a percentile bootstrap interval over problems, with a fixed seed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CHUNK = 1_000_000  # resampled values in memory at once
 _INTERVAL = (2.5, 97.5)  # percent
 _NORMAL = NormalDist().inv_cdf(0.975)
 
-# By the name of a per-problem figure: the record's part and key that hold it.
+# Where a record holds each per-problem figure: (part of the record, key in it).
 _PER_PROBLEM = {
     "tokens": ("tokens", "generated"),
     "seconds": ("time", "total_s"),
@@ -88,7 +87,7 @@ class Record:
     receipt: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of the right type that no problem can have."""
+        """Check that values are possible, such as no more right candidates than candidates."""
         if (self.num_correct or 0) > len(self.candidates):
             raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
         verdicts = [vote.get("correct", 0) for vote in self.choices.values()]
@@ -171,11 +170,11 @@ def _goodput(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str, Estimated | None]:
-    """Per k = 1, 2, 4, ..., n: the chance that k candidates at random hold a right one.
+    """Return pass@k for k = 1, 2, 4, ..., n.
 
-    Unbiased for independent samples. A tree's candidates share steps: there it says how many of
-    these candidates are worth returning, not what a smaller search would find. A candidate that
-    is missing, because a search ended with fewer, counts as a wrong one.
+    It is unbiased for independent samples. Candidates of a tree share steps: there it says how many
+    of these candidates are worth returning, not what a smaller search would find. Candidates that
+    are missing, because a search ended with fewer, count as wrong.
     """
     n = max([num_candidates or 0, *(len(record.candidates) for record in records)])
     known = [(len(r.candidates), c) for r in records if (c := r.num_correct) is not None]
@@ -229,10 +228,10 @@ def _sums(groups: Iterable[Mapping[str, float | None]]) -> dict[str, float | Non
 
 
 def wilson_interval(share: float, num_problems: int) -> list[float]:
-    """95 % Wilson score interval of a share of the problems, [low, high].
+    """Return the 95 % Wilson score interval [low, high] of a share of the problems.
 
-    Sound where all or none are right, and for few problems (Brown, Cai and DasGupta 2001). For a
-    mean of values between 0 and 1 it is on the safe side: none varies more than a yes or no.
+    It holds even if all or none are right, and for few problems (Brown, Cai and DasGupta 2001). For
+    a mean of values between 0 and 1 it is conservative, because yes or no varies most.
     """
     z2 = _NORMAL**2
     middle = (share + z2 / (2 * num_problems)) / (1 + z2 / num_problems)
@@ -265,7 +264,11 @@ def _percentiles(values: Sequence[float]) -> dict[str, Estimated | None]:
 def _estimate(
     rows: Sequence[float] | Sequence[tuple[float, ...]], statistic: Callable[[_Array], Any]
 ) -> Estimated | None:
-    """Bootstrap an interval; None without problems. statistic: reduces the second axis."""
+    """Return a statistic over problems with its bootstrap interval; None without problems.
+
+    rows: values per problem. statistic: reduces resampled rows [resamples, problems, ...] over
+        problems.
+    """
     if not rows:
         return None
     values = np.asarray(rows, dtype=np.float64)

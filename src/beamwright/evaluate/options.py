@@ -1,4 +1,4 @@
-"""Reads multiple-choice rows of problem sets: the options and the right letter.
+"""Multiple-choice problems: read the options and the right letter from a row of a data set.
 
 Supported formats: GPQA (one field per option, the right one first), MMLU and MMLU-Pro (a list, and
 a letter or a number from 0), ARC (texts and labels), and options by letter in columns or a
@@ -24,7 +24,7 @@ _RIGHT = ("answerKey", "answer", "answer_index", "answer_idx", "label", "correct
 _GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _ASKED = "Answer with the letter of the correct option."
-# Columns of options in shapes that are not known.
+# Column names that suggest options in an unknown format, which is an error.
 _LOOKS_LIKE = re.compile(
     r"(?:\w+_)?(?:choices?|options?|endings?|distractors?|alternatives)(?:_?(?:[a-j]|\d))?"
     r"|op[a-j]|sol_?\d|answer_?[a-j]",

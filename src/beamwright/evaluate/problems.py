@@ -133,9 +133,9 @@ def _refuse_holes(
     problem_field: str | None,
     answer_field: str | None,
 ) -> None:
-    """Refuse problems without answers, which an accuracy would silently leave out.
+    """Raise if some problems have no answer, because the accuracy would silently omit them.
 
-    If no problem has an answer, any field that is not read is probably the answer's.
+    Also raise if none has one, but the rows have unread fields, one of which probably holds it.
     """
     first = rows[answers.index(None)]
     known = (*ANSWER_FIELDS, *SOLUTION_FIELDS) if answer_field is None else (answer_field,)
@@ -243,7 +243,7 @@ def _read_hub(source: str) -> tuple[list[ProblemRow], str]:
         table = datasets.load_dataset(name, config, split=split, **never)
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         raise InputError(f"{source}: {_first_line(error)}") from error
-    except Exception as error:  # whatever network and cache raise: the hub is out of reach
+    except Exception as error:  # network and cache errors of any type: the hub is out of reach
         raise UnavailableError(
             f"{source}: the hub cannot be reached ({_first_line(error)}); "
             "a local file or folder works without it"
@@ -269,7 +269,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _parse(content: bytes, name: str, limit: int | None) -> tuple[list[ProblemRow], str]:
-    """The rows of one file. name: for messages, and its ending tells the format."""
+    """Parse the rows of one file, in the format of its ending; return them and a SHA-256.
+
+    name: the file's name.
+    """
     parsers: dict[str, Callable[[bytes, str], Iterator[ProblemRow]]] = {
         ".json": _parse_json,
         ".csv": _parse_csv,
@@ -293,7 +296,7 @@ def _parse_jsonl(content: bytes, name: str) -> Iterator[ProblemRow]:
 
 
 def _parse_json(content: bytes, name: str) -> Iterator[ProblemRow]:
-    """A list of rows, `{"data": [...]}`, a single row, or JSONL under the name of JSON."""
+    """Parse a list of rows, `{"data": [...]}`, a single row, or JSONL in a file named .json."""
     try:
         document = json.loads(_decode(content, name))
     except (ValueError, RecursionError) as error:
@@ -318,7 +321,7 @@ def _not_json(where: str, error: Exception) -> InputError:
 
 def _decode(content: bytes, where: str) -> str:
     try:
-        return content.decode("utf-8-sig")  # some editors put a mark at the front
+        return content.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 text") from error
 
@@ -343,7 +346,7 @@ def _parse_csv(content: bytes, name: str) -> Iterator[ProblemRow]:
 
 
 def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[ProblemRow]:
-    """So many rows at a time that what they unpack to is bounded. A list's items are cells each."""
+    """Parse rows in batches of bounded memory. Each item of a list counts as a cell."""
     pyarrow = _extra("pyarrow", name)
     try:
         file = import_module("pyarrow.parquet").ParquetFile(io.BytesIO(content))

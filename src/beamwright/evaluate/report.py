@@ -1,9 +1,8 @@
-"""One self-contained page that compares evaluations: charts, a table of methods, links to trees.
+"""HTML report that compares evaluations: charts, a table of methods, links to tree pages.
 
-Knows the folders of `eval --out` and the object of `eval --json`; text of a user reaches the page
-escaped. The page holds no script and loads nothing from anywhere; its links lead to tree pages
-beside it. Runs that differ in n alone are one method, and lie on one line of a chart. matplotlib is
-the extra `plot`.
+It is made from the folders of `eval --out`. All text of a user is escaped. The page has no script
+and loads nothing from elsewhere; its links lead to tree pages beside it. Runs that differ only in n
+are one method, and one line of a chart. matplotlib is the extra `plot`.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def _read_run(above: Path, results: Path) -> EvaluatedRun:
 def write_report(
     runs: Sequence[EvaluatedRun], path: Path, title: str, *, png: bool = False
 ) -> tuple[list[Path], str | None]:
-    """Write the page; return the PNG files written, and why there are no charts, if so.
+    """Write the page; return the PNG files written, and the reason if there are no charts.
 
     png: also write a file per chart next to the page, such as `report-n.png` for `report.html`.
     Without matplotlib the page has only tables and says what to install.
@@ -230,7 +229,7 @@ def make_charts(methods: Sequence[_Method]) -> Iterator[tuple[str, str, Figure]]
 def draw(
     lines: Mapping[str, Sequence[Point]], title: str, x_label: str, *, counted: bool = False
 ) -> Figure:
-    """Lines, points and their intervals; x is logarithmic.
+    """Draw one chart of lines and points with their intervals, over a logarithmic x axis.
 
     counted: x is a whole number that lines share, such as n.
 

@@ -1,4 +1,4 @@
-"""Runs a problem set and writes resumable records. Knows no solver: solving is injected.
+"""Run an evaluation: solve a problem set, grade the answers, and write resumable records.
 
 settings.json is written first. results.jsonl holds one line per problem. A problem is finished when
 its complete line is on disk. A killed process leaves at most one incomplete line, the last, which
@@ -40,7 +40,7 @@ from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 if sys.platform != "win32":
     import fcntl
 
-# Problems in a row that a generator elsewhere has failed, before it counts as gone.
+# After this many failed problems in a row, a remote generator counts as unavailable.
 _MOST_UNANSWERED = 16
 
 _KEPT = ("answer", "vote", "score", "stop", "tokens", "notes", "thought_tokens")  # of a candidate
@@ -49,10 +49,9 @@ _COPIED = (
 )  # fmt: skip
 
 
-# Solves (id, text) pairs and gives (id, outcome) in the order in which they finish.
-#
-# A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one; an
-# UnavailableError, where something elsewhere has failed it) is its outcome, never raised.
+# Solves (id, text) pairs, and yields (id, outcome) in the order in which they finish. An error of a
+# single problem is its outcome and is not raised: InputError, NotFiniteError, or UnavailableError
+# of a remote server.
 SolveMany = Callable[
     [Sequence[tuple[str | int, str]]], Iterable[tuple[str | int, Solution | BeamwrightError]]
 ]
@@ -330,7 +329,10 @@ def run(
 def _solved(
     problems: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker, *, paths: bool
 ) -> Iterator[Record]:
-    """Yield records as problems finish; raises errors that no single problem caused."""
+    """Solve and grade problems, and yield their records as they finish.
+
+    Errors that no single problem caused are raised.
+    """
     by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
     pairs = [(problem.unique_id, problem.problem) for problem in problems]
     unanswered: list[tuple[Problem, UnavailableError]] = []

@@ -21,11 +21,11 @@ if sys.platform != "win32":
 
 _MEMORY_BYTES = 4 * 1024**3
 _GRACE_S = 5  # the parent's deadline comes first
-_DIGITS = 200  # to which two exact values are equal; what is smaller than 10^-15 is not nothing
+_DIGITS = 200  # digits to which exact values are compared; differences below 10^-15 still count
 
 # Spellings that the parser misreads; signs are spelled already.
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\(?)(\d+)\s*\^\s*\{?\\circ\}?")
-_SET_OF = re.compile(  # {x : x > 2} is what x > 2 says
+_SET_OF = re.compile(  # {x : x > 2} is read as x > 2
     r"^\s*(?:\\left)?\\\{\s*[a-z]\s*(?:\\mid|\||:)([^|]*?)(?:\\right)?\\\}\s*$"
 )
 

@@ -1,7 +1,7 @@
-"""CacheManager: creates segments, and decides which are on the device and in how many copies.
+"""CacheManager: the KV cache's block allocator, with eviction, offload to the host, and prefetch.
 
-Leases pin what a group reads. `expect` and `prefetch` look ahead (LBS sections 4.1 and 4.2).
-Eviction takes the segment that is needed last. This is bookkeeping only: the simulator runs the
+Rows pin the segments that they read (`Lease`). Eviction takes the segment that is needed last, as
+`expect` has announced (LBS sections 4.1 and 4.2). This is bookkeeping only: the simulator runs the
 same code, and `store` adds tensors. Decisions depend on the order of calls, never on when a
 transfer happens to finish, so that equal runs move equal bytes.
 """
@@ -25,18 +25,18 @@ from beamwright.kv.segments import (
     Segment,
     first_blocks,
     missing_blocks,
+    parts_read,
     whole,
-    within_reach,
 )
 from beamwright.protocols import Direction
 
 
 class CacheManager:
-    """Manager that allocates, leases, evicts, writes back and loads the segments of one model.
+    """Manager of one model's segments: it allocates, pins, evicts, stores and loads their blocks.
 
-    copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
-    outgrown: True once a segment had to leave the device.
-    num_relocated: blocks moved while rows read them. Readers that cache places compare it.
+    copies_per_beam: every row gets its own device copy of what it reads (the LBS paper's layout).
+    outgrown: True once a segment had to be evicted.
+    num_relocated: blocks that `resize` has moved. Readers that cache block numbers compare it.
     recompute_segments: callback that computes evicted KV again; it gets parents first.
     """
 
@@ -58,14 +58,14 @@ class CacheManager:
         self._tick = 0
 
     def create(self, name: str = "", start: int = 0) -> Segment:
-        """Create a node's empty segments of all groups, from position `start`; return the first."""
+        """Create a node's empty segments, one per group, from token `start`; return the first."""
         segment = self.blank(name, start)
         for each in segment.group_segments:
             self._live.add(each)
         return segment
 
     def blank(self, name: str = "", start: int = 0) -> Segment:
-        """Return a segment as `create` does, but unmanaged: it only answers questions of size."""
+        """Create a segment that is not managed and gets no blocks, only to compute sizes."""
         return self._live.blank(self.device.groups, name, start)
 
     def free(self, segment: Segment) -> None:
@@ -84,11 +84,10 @@ class CacheManager:
             self._drop(each)
             each.length, each.memory, each.gone = 0, None, False
 
-    def forget(self, segment: Segment, window: int) -> None:
-        """Free the KV of layers with this window in a segment that no window will reach again.
+    def free_window(self, segment: Segment, window: int) -> None:
+        """Free a segment's KV of layers with this sliding window, which no later row reads.
 
-        The segment keeps its length. With recomputation nothing is freed: evicted KV costs no
-        memory.
+        Its length stays. With recomputation nothing is freed, because evicted KV costs no memory.
         """
         if self.host is not None and self.host.recompute:
             return
@@ -97,8 +96,8 @@ class CacheManager:
                 self._drop(each)
                 each.gone = True
 
-    def take_over(self, segment: Segment, twin: Segment) -> None:
-        """Move recomputed blocks of groups that no tier holds from `twin`. Free it afterwards."""
+    def adopt_blocks(self, segment: Segment, twin: Segment) -> None:
+        """Move blocks that were recomputed in `twin` to a segment that no tier holds any more."""
         for each, fresh in zip(segment.group_segments, twin.group_segments, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
@@ -115,7 +114,7 @@ class CacheManager:
         self._live.update(segment)
 
     def trim(self, segment: Segment) -> None:
-        """Free reserved blocks that hold no token."""
+        """Free blocks of a segment that were reserved but hold no token."""
         for each in segment.group_segments:
             kept = each.blocks_for(each.length)
             for blocks in each.copies:
@@ -127,7 +126,7 @@ class CacheManager:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the whole blocks of one copy of all segments, in whichever tier."""
+        """Bytes of all segments in whole blocks, on the device or the host, one copy of each."""
         return self._live.num_blocks * self.device.bytes_per_block
 
     @property
@@ -140,7 +139,7 @@ class CacheManager:
         self._live.check(self.device, None if self.host is None else self.host.ledger)
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
-        """Give every copy of each segment blocks for the wanted number of tokens; may evict.
+        """Allocate blocks for each segment up to the wanted number of tokens; may evict others.
 
         Raises:
             CapacityError: if memory is too small; nothing has changed then.
@@ -156,7 +155,7 @@ class CacheManager:
         if not missing:
             return
         with Lease({s: len(s.copies) for s in wanted}):  # pinned, so that none is evicted here
-            fresh = self._take(sum(map(sum, missing.values())))
+            fresh = self._alloc(sum(map(sum, missing.values())))
         for segment, counts in missing.items():
             segment.copies = segment.copies or [[]]
             for blocks, num_blocks in zip(segment.copies, counts, strict=True):
@@ -165,14 +164,14 @@ class CacheManager:
             self._live.update(segment)
 
     def extend(self, segment: Segment, num_tokens: int) -> None:
-        """Count `num_tokens` more tokens, for which blocks are reserved."""
+        """Count `num_tokens` more tokens of a segment as written, in blocks that are reserved."""
         for each in segment.group_segments:
             each.length += num_tokens
 
     def lease(
         self, needs: Mapping[Segment, int], copies: Mapping[Segment, int] | None = None
     ) -> Lease:
-        """Pin segments on the device, and load what is missing.
+        """Pin segments on the device, after loading or recomputing what is missing.
 
         needs: copies to pin of each. copies: copies that the device must have; None: `needs`.
 
@@ -183,20 +182,20 @@ class CacheManager:
         try:
             self._make_resident(needs if copies is None else copies)
         except BaseException:
-            lease.keep({})
+            lease.keep_only({})
             raise
         return lease
 
     def acquire(self, needs: Mapping[Segment, int]) -> Lease:
-        """Lease segments for rows that join others, in addition to the copies leased already."""
+        """Lease segments for joining rows, in addition to what running rows have pinned."""
         return self.lease(needs, self.total_copies(needs))
 
     def missing_bytes(self, needs: Mapping[Segment, int]) -> int:
-        """Return the bytes that must be loaded for these copies."""
+        """Return the bytes to load before these copies are on the device."""
         return missing_blocks(needs) * self.device.bytes_per_block
 
     def load_ahead(self, needs: Mapping[Segment, int]) -> None:
-        """Begin to load one copy of each segment, without waiting. Other segments may be evicted.
+        """Start loading one copy of each segment, evicting others if necessary. Does not wait.
 
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
@@ -207,19 +206,19 @@ class CacheManager:
             self._load_missing(once, "prefetch")
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Return True if a lease on `needs` is possible, with segments grown to `grown` tokens."""
+        """Return True if `needs` copies of segments can be leased, growing to `grown` tokens."""
         grown = whole(grown)
         taken = (self.blocks_taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
         return sum(taken) <= self.room
 
     @property
     def room(self) -> int:
-        """Number of blocks for new leases: unpinned ones, or without a host tier only free ones."""
+        """Number of blocks that new leases can use: unpinned ones, or only free ones."""
         unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
         return unpinned if self.evicts else self.device.num_free
 
     def blocks_taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        """Return how many blocks of `room` a lease on `copies` copies and its growth take.
+        """Return how many blocks of `room` it takes to lease `copies` copies of a segment.
 
         num_tokens: tokens that the segment grows to; 0: it does not grow.
         """
@@ -227,20 +226,20 @@ class CacheManager:
         return count(copies, num_tokens)
 
     def has_free_blocks(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Return True if `needs` and `grown` fit into free blocks, without any eviction."""
+        """Return True if leasing `needs` copies, growing to `grown` tokens, evicts nothing."""
         grown = whole(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
 
     def total_copies(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
-        """Return the copies that the device must hold for these needs and for existing leases."""
+        """Return the copies that the device must hold for new leases and existing ones together."""
         if not self.copies_per_beam:
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
     def count_needed(self, paths: Iterable[Path]) -> None:
-        """Count the visible tokens of these paths by how their KV came to the device."""
-        for segment, visible, _ in chain.from_iterable(within_reach(path, 0) for path in paths):
+        """Count the tokens that these paths read, in total, and those loaded or recomputed."""
+        for segment, visible, _ in chain.from_iterable(parts_read(path, 0) for path in paths):
             self.counts.needed_tokens += visible
             if segment.restored_by is RestoreKind.LOADED:
                 self.counts.loaded_tokens += visible
@@ -250,27 +249,27 @@ class CacheManager:
 
     @property
     def evicts(self) -> bool:
-        """True if segments can be evicted."""
+        """True if segments can be evicted, to the host or to be computed again."""
         return self.host is not None
 
     @property
-    def stays(self) -> bool:
-        """True if KV stays on the device, in one copy, until it is freed: no lease is needed."""
+    def never_moves(self) -> bool:
+        """True if KV never moves: one copy stays on the device until freed. Pins are not needed."""
         first, *others = self.device.groups
         plain = not others and first.window is None and not first.fixed
         return plain and not self.evicts and not self.copies_per_beam
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
-        """Set which segments the later groups of this round need, in order."""
+        """Announce which segments the coming groups of this round read, in order, for eviction."""
         self._next_use = {}
         for distance, needs in enumerate(upcoming, start=1):
             for segment in needs:
                 self._next_use.setdefault(segment, distance)
 
     def prefetch(self, needs: Mapping[Segment, int]) -> None:
-        """Start loading the segments that the next group needs.
+        """Start loading the segments that the next group reads, as far as blocks can be free.
 
-        It evicts only segments that the rest of the round does not use. These would have to leave
+        Only segments that the rest of the round does not read are evicted. They would be evicted
         anyway when the next group begins, so prefetching adds no traffic.
         """
         if self.host is None or self.host.recompute:
@@ -286,9 +285,9 @@ class CacheManager:
                 self._load(segment, "prefetch")
 
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
-        """Start storing whole blocks that the host lacks, and the tail of sealed segments.
+        """Start copying full blocks to the host; of sealed (complete) segments also the last block.
 
-        If the host is full they are not stored. Eviction raises once their blocks are needed.
+        If the host is full nothing is stored. Eviction raises once the blocks are needed.
         """
         with suppress(CapacityError):
             self._store(
@@ -296,16 +295,17 @@ class CacheManager:
             )
 
     def _store(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
-        """Write back segments of single groups."""
+        """Start copying segments to the host, each for its own group of layers only."""
         if self.host is not None:
             self.host.write_back(segments, self.device, sealed=sealed)
 
     def write_ahead(
         self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
     ) -> None:
-        """Start storing what must leave the device for `needs` and for steps of `growth` tokens.
+        """Start copying to the host what will be evicted for the next group.
 
-        Evicting it later then costs no time. growing: segments that are not complete.
+        needs, growth: copies that the group reads, and tokens of its steps. growing: unfinished
+        segments, which are not stored.
         """
         if self.host is None or self.host.recompute:
             return
@@ -319,8 +319,8 @@ class CacheManager:
         with suppress(CapacityError):  # eviction raises it once the blocks are needed
             self._store(first_blocks(order, short, lambda s: s.copies))
 
-    def dirty(self) -> list[Segment]:
-        """Return resident segments that are not wholly on the host, in the order of eviction."""
+    def dirty_segments(self) -> list[Segment]:
+        """Return segments whose eviction must first store them, in the order of eviction."""
         return [s for s in self._victims() if not s.stored]
 
     def evict_all(self) -> None:
@@ -328,10 +328,10 @@ class CacheManager:
         self._evict(self._victims(), self.device.num_blocks)
 
     def resize(self, total_bytes: int) -> int:
-        """Set the device's budget, and return it in bytes.
+        """Set the KV budget of the device, and return it in bytes.
 
-        Segments are evicted if it shrinks below their size. Remaining blocks outside the new budget
-        move inside it, after all queued compute.
+        Segments are evicted if they exceed the budget. Remaining blocks outside it are copied to
+        blocks inside, after all queued compute.
 
         Raises:
             CapacityError: if the host tier is full; LinkError: if the link has failed.
@@ -351,8 +351,8 @@ class CacheManager:
         device.forget_outside()
         return total_bytes
 
-    def _take(self, num_blocks: int) -> list[int]:
-        """Allocate device blocks, after evicting the segments that are needed last."""
+    def _alloc(self, num_blocks: int) -> list[int]:
+        """Allocate device blocks, evicting segments if too few are free."""
         self._make_room(num_blocks)
         return self.device.allocate(num_blocks)
 
@@ -364,12 +364,12 @@ class CacheManager:
             self._evict(victims, missing)
 
     def _victims(self) -> list[Segment]:
-        """Return segments with an unpinned copy, in the order of eviction."""
+        """Return the segments that may be evicted, in the order of eviction."""
         unpinned = (s for s in self._live.resident() if len(s.copies) > s.pins)
         return [] if self.host is None else self.host.in_order(unpinned, self._next_use)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
-        """Free `num_blocks` blocks of these victims, or all they have; store dirty ones first."""
+        """Free `num_blocks` blocks of these segments, storing them on the host where necessary."""
         self.outgrown = self.outgrown or bool(victims)
         chosen = first_blocks(victims, num_blocks, lambda s: s.unpinned_copies)
         leaving = [s for s in chosen if s.pins == 0]
@@ -387,7 +387,7 @@ class CacheManager:
         self._make_room(missing_blocks(needs))
         lost = [s for s in needs if not s.resident and not s.stored]
         if self.host is not None:
-            # Without shared loads, each further copy crosses the link separately.
+            # Without shared loads, every copy crosses the link.
             loads = dict.fromkeys(needs, 1) if self.host.share_loads else needs
             with self.host.link.together():
                 self._load_missing(loads, "load")
@@ -398,7 +398,7 @@ class CacheManager:
         for segment, copies in needs.items():
             segment.transfers = segment.unfinished()
             while segment.length and len(segment.copies) < copies:
-                source, blocks = segment.copies[0], self._take(segment.blocks_for(segment.length))
+                source, blocks = segment.copies[0], self._alloc(segment.blocks_for(segment.length))
                 segment.copies.append(blocks)
                 self._live.update(segment)
                 self.copy_on_device(source, blocks)
@@ -416,7 +416,7 @@ class CacheManager:
     def _load(self, segment: Segment, kind: str) -> None:
         """Start loading one more copy of a segment from the host."""
         assert self.host is not None
-        blocks = self._take(segment.blocks_for(segment.length))
+        blocks = self._alloc(segment.blocks_for(segment.length))
         if not segment.copies:
             segment.restored_by = RestoreKind.LOADED
             self.counts.loaded_blocks += len(blocks)
@@ -434,7 +434,7 @@ class CacheManager:
         self.recompute_segments(nodes)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy blocks within the device. Does nothing here, since there are no tensors."""
+        """Copy blocks within the device. Does nothing here: `SegmentStore` has the tensors."""
 
     def _wait_for(self, segment: Segment, *directions: Direction) -> None:
         self._wait([t for t in segment.transfers if t.direction in directions])

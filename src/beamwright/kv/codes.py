@@ -1,8 +1,8 @@
-"""KV in 8 bits: per token and head, a vector of 8-bit codes and a power of two as their scale.
+"""8-bit KV cache: quantise K and V to int8 or fp8, with a power-of-two scale per token and head.
 
 Since the scale is a power of two, a code times its scale is exact in every dtype that models run
 in. Values that were rounded once round to the same numbers again. So every reader sees the same
-values: tails, blocks, copies on the host, and kernels. Knows no blocks.
+values: rows' newest tokens, blocks, copies on the host, and kernels.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def powers(exponents: Tensor) -> Tensor:
     return ((exponents.to(torch.int32) + _BIAS) << _MANTISSA_BITS).view(torch.float32)
 
 
-def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
-    """Quantise values [..., head_dim] to codes [..., head_dim] and exponents [...].
+def _quantise_values(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
+    """Quantise values [..., head_dim] to codes [..., head_dim] and scale exponents [...].
 
-    The codes are returned as numbers, in at least float32.
+    The codes are still floating-point numbers, in at least float32.
     """
     limit, bits, half_exponents = _GRIDS[kept]
     low, high = half_exponents if values.dtype == torch.float16 else _EXPONENTS
@@ -42,17 +42,17 @@ def _on_grid(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
 
 
 def round_to_grid(values: Tensor, kept: KVDtype) -> Tensor:
-    """Round values [..., head_dim] to those that quantised KV reads back, in their dtype.
+    """Quantise and dequantise values [..., head_dim], in their dtype.
 
-    Rounding them a second time changes nothing.
+    Doing it a second time changes nothing.
     """
-    codes, exponents = _on_grid(values, kept)
+    codes, exponents = _quantise_values(values, kept)
     return codes.mul_(powers(exponents).unsqueeze(-1)).to(values.dtype)
 
 
 def quantise(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     """Quantise values [..., head_dim] to codes [..., head_dim] and exponents [...], int8 both."""
-    codes, exponents = _on_grid(values, kept)
+    codes, exponents = _quantise_values(values, kept)
     if kept == "fp8":
         return codes.to(torch.float8_e4m3fn).view(torch.int8), exponents.to(torch.int8)
     return codes.to(torch.int8), exponents.to(torch.int8)
@@ -65,10 +65,10 @@ def dequantise(codes: Tensor, exponents: Tensor, kept: KVDtype, dtype: torch.dty
 
 
 def hadamard(head_dim: int) -> tuple[Tensor, float]:
-    """Return a rotation that spreads large values in few dimensions over many, and a factor.
+    """Return a Hadamard rotation that makes heads with outliers easier to quantise, and a factor.
 
     The matrix [head_dim, head_dim] is block diagonal. A block's size is the largest power of two
-    that divides head_dim. Its entries are powers of two, so that it is exact in any dtype. The
+    that divides head_dim. Its entries are powers of two, so that they are exact in any dtype. The
     product of two rotated vectors must be multiplied by the factor, 1 or 1/2.
     """
     size = head_dim & -head_dim

@@ -1,8 +1,8 @@
-"""Kernel that copies many blocks between a GPU and page-locked memory in one launch.
+"""Triton kernel that copies many KV blocks between a GPU and page-locked memory in one launch.
 
-A queued copy takes the host some 8 us, in which a small model's block has crossed the link already.
-Few programs suffice for a link, since each keeps 32 KiB in flight. More programs would take
-multiprocessors from compute that runs at the same time
+Queueing one copy takes the host some 8 us, in which a small model's block has crossed the link
+already. Few programs suffice for a link, because each keeps 32 KiB in flight. More programs would
+take multiprocessors from compute that runs at the same time
 (docs/log/2026-11.md#small-blocks-across-the-link). This module is imported only where the kernel
 runs.
 
@@ -45,7 +45,7 @@ def move_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
 
 
 def copy_listed(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None:
-    """Copy blocks of `here` to blocks of `there`, after the current stream's work.
+    """Copy blocks of `here` to blocks of `there`, on the current CUDA stream.
 
     there, here: [block, bytes], one on a GPU and the other in page-locked memory.
     numbers: [2, count], the block numbers of destinations, then of sources.

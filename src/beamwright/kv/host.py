@@ -1,4 +1,4 @@
-"""HostTier: stores evicted KV in host memory, and loads it over the link. Makes no decisions."""
+"""HostTier: KV offload to host memory. `CacheManager` decides what is stored and loaded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from beamwright.schedule.forest import eviction_order
 class HostTier:
     """Host memory for evicted KV, and the link to the device.
 
-    recompute: evicted segments are not stored on the host; the model computes them again.
-    share_loads: several copies of a segment cross the link once. False: each copy crosses it
-        separately (no inter-beam locality, LBS Fig. 10b).
+    recompute: True: evicted segments are not stored on the host; the model computes them again.
+    share_loads: True: a segment crosses the link once, however many copies the device gets. False:
+        each copy crosses it (no inter-beam locality, LBS Fig. 10b).
     """
 
     ledger: BlockLedger
@@ -30,7 +30,7 @@ class HostTier:
     def write_back(
         self, segments: Iterable[Segment], device: BlockLedger, *, sealed: bool = True
     ) -> None:
-        """Start storing whole blocks that the host lacks, and the tail of sealed segments.
+        """Start copying blocks to the host that it lacks; of unsealed segments only full blocks.
 
         Raises:
             CapacityError: if the host tier is full.
@@ -45,7 +45,7 @@ class HostTier:
                     self.store(segment, until, device)
 
     def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
-        """Start storing blocks up to token `until`, beginning with the first incomplete one.
+        """Start copying a segment's tokens up to `until` to the host, beginning with the missing.
 
         Raises:
             CapacityError: if the host tier is full.
@@ -59,7 +59,10 @@ class HostTier:
         segment.host_length = until
 
     def load(self, segment: Segment, blocks: Sequence[int], kind: str, device: BlockLedger) -> None:
-        """Start loading a segment into these device blocks. Stores of it must have finished."""
+        """Start loading a segment into these device blocks. Its stores must have finished.
+
+        kind: the transfer's kind in counters and timelines.
+        """
         pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
         segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))
 
@@ -75,7 +78,7 @@ class HostTier:
     def _pieces(
         self, there: BlockLedger, to: Sequence[int], here: BlockLedger, source: Sequence[int]
     ) -> list[Piece]:
-        """Return one contiguous piece per block, or one piece that lists all blocks of a GPU.
+        """Return what the link must copy: one piece per block, or for a GPU one list of blocks.
 
         In the simulator, which has no tensors, a piece has only its size.
         """
@@ -89,7 +92,7 @@ class HostTier:
     def in_order(
         self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
     ) -> list[Segment]:
-        """Return these segments in the order in which they should leave the device.
+        """Return these segments in the order in which they should be evicted.
 
         next_use: number of groups until a segment's next use. Segments that the rest of the round
             does not use are absent.

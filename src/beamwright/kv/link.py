@@ -1,4 +1,4 @@
-"""Link between the host tier and the device: queued copies both ways, counted exactly.
+"""Link: asynchronous copies of KV between device and host, in both directions, with byte counts.
 
 This module defines `Link`, the transfers that it returns, and `StreamLink`, which implements it
 over any `Streams`: CUDA streams, or threads that copy while a CPU computes (`streams`). The
@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from beamwright.errors import LinkError
-from beamwright.kv.streams import Copied, HeldBack, Piece, Streams
+from beamwright.kv.streams import ComputeDelay, Copied, Piece, Streams
 from beamwright.protocols import Direction
 
 _Answer = TypeVar("_Answer")
@@ -41,7 +41,7 @@ class TransferState(StrEnum):
 
 @dataclass(eq=False)
 class Transfer:
-    """Ticket for pieces that move together.
+    """Handle of one queued transfer, which may consist of several pieces.
 
     kind: "load", "prefetch", "store", "stream" or "select".
     """
@@ -53,7 +53,7 @@ class Transfer:
 
     @property
     def finished(self) -> bool:
-        """True once the pieces have moved, or will never move."""
+        """True once all pieces have arrived, or the transfer is cancelled."""
         return self.state in (TransferState.DONE, TransferState.CANCELLED)
 
 
@@ -66,34 +66,36 @@ class KVLog(Protocol):
 
 
 class Link(Protocol):
-    """Mover of pieces between the tiers: in order per direction, both directions at once.
+    """Interface that queues transfers: in order per direction, both directions at once.
 
-    strided: True if pieces need not be contiguous.
-    bytes_moved: bytes for each direction.
+    strided: True if pieces need not be contiguous in memory.
+    bytes_moved: bytes transferred so far, by direction.
     """
 
     strided: bool
     bytes_moved: Counter[Direction]
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
-        """Queue a transfer."""
+        """Queue a transfer after all compute that is queued so far."""
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
-        """Wait until all have finished, and return the seconds that this took.
+        """Block the host until these transfers have finished; return the seconds that this took.
 
         Raises:
             LinkError: if the link has failed.
         """
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """Make compute that starts from now on wait for these; return the seconds it waited.
+        """Make compute that is queued from now on wait for these transfers, without the host.
+
+        Return the seconds of waiting reported since the last call.
 
         Raises:
             LinkError: if the link has failed.
         """
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context in which submitted transfers may be moved as one batch per direction."""
+        """Return a context manager that batches the transfers submitted in it, per direction."""
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """Cancel transfers that have not started, and wait for the piece that is moving."""
@@ -103,11 +105,12 @@ class Link(Protocol):
 
 
 class Wire:
-    """One physical link, which several threads' `StreamLink`s may share.
+    """Byte counter of one physical link, which several threads' `StreamLink`s may share.
 
-    It counts bytes. With an emulated bandwidth it also computes when transfers begin and arrive.
-    emulated_bandwidth: bytes per second in each direction, over all links together; None for the
-        real link's.
+    With an emulated bandwidth it also computes when transfers begin and arrive.
+
+    emulated_bandwidth: bytes per second in each direction, over all links together; None: the real
+        link's.
     """
 
     def __init__(self, emulated_bandwidth: int | None = None) -> None:
@@ -117,7 +120,7 @@ class Wire:
         self._lock = threading.Lock()
 
     def take(self, direction: Direction, num_bytes: int, now_s: float) -> tuple[float, float]:
-        """Count bytes that are sent now, and return when they begin to move and when they arrive.
+        """Count bytes that are queued now, and return when the emulated transfer begins and ends.
 
         Both times are 0 without an emulated bandwidth.
         """
@@ -131,7 +134,7 @@ class Wire:
             return begins_s, ends_s
 
     def give_back(self, direction: Direction, num_bytes: int, seconds: float) -> None:
-        """Subtract bytes that did not move after all, and the seconds reserved for them."""
+        """Subtract bytes of cancelled transfers, and the seconds reserved for them."""
         with self._lock:
             self.bytes_moved[direction] -= num_bytes
             self._free_at_s[direction] -= seconds
@@ -139,10 +142,10 @@ class Wire:
 
 @dataclass(eq=False)
 class StreamTransfer(Transfer):
-    """Transfer that is done when its copies are, but no earlier than an emulated link allows.
+    """A transfer over `Streams`. It ends with its copies, but not before an emulated link would.
 
-    copied: end of its batch's copies; None until the batch is queued.
-    begins_s, ends_s: when an emulated link moves it.
+    copied: handle of the copies of its batch; None until the batch is queued.
+    begins_s, ends_s: when an emulated link begins and ends the transfer.
     unmoved: bytes that were cancelled before they moved.
     settled: True once it is finished.
     """
@@ -159,12 +162,12 @@ class StreamTransfer(Transfer):
     @property
     def finished(self) -> bool:
         if not self.settled and self.copied is not None:
-            over = self._asked(self.copied.query) and time.perf_counter() >= self.ends_s
+            over = self._ask_copies(self.copied.query) and time.perf_counter() >= self.ends_s
             self.settled = self.settled or bool(over)
         return self.settled
 
-    def _asked(self, question: Callable[[], _Answer]) -> _Answer | None:
-        """Return the answer of `question`; None if the copies have failed and will never arrive."""
+    def _ask_copies(self, question: Callable[[], _Answer]) -> _Answer | None:
+        """Call `question` about the copies; None if they have failed, which `error` then tells."""
         try:
             return question()
         except RuntimeError as error:
@@ -176,22 +179,25 @@ class StreamTransfer(Transfer):
         if self.settled:
             return
         assert self.copied is not None, "a transfer is waited for before it is queued"
-        self._asked(self.copied.synchronize)
+        self._ask_copies(self.copied.synchronize)
         left = self.ends_s - time.perf_counter()
         if left > 0 and self.error is None:
             time.sleep(left)
         self.settled = True
 
-    def hold_back(self, streams: Streams) -> HeldBack | None:
-        """Make compute wait for these copies."""
+    def delay_compute(self, streams: Streams) -> ComputeDelay | None:
+        """Make compute that is queued from now on wait for these copies; None if they failed."""
         copied = self.copied
         assert copied is not None
-        return self._asked(lambda: streams.hold_back(copied))
+        return self._ask_copies(lambda: streams.delay_compute(copied))
 
     def take_back(self, wire: Wire) -> None:
-        """Cancel the bytes that have not moved. On an emulated link none move before `begins_s`."""
+        """Cancel copies that have not begun, and wait for the others.
+
+        On an emulated link none begin before `begins_s`.
+        """
         assert self.copied is not None
-        self.unmoved = self._asked(self.copied.take_back) or 0
+        self.unmoved = self._ask_copies(self.copied.take_back) or 0
         now_s = time.perf_counter()
         if now_s < self.begins_s:
             self.unmoved = self.num_bytes
@@ -201,11 +207,11 @@ class StreamTransfer(Transfer):
 
 
 class StreamLink:
-    """A `Link` over `Streams`. It counts bytes when they are submitted, minus those cancelled in
-    time.
+    """A `Link` over `Streams`. Bytes count when they are submitted, unless cancelled in time.
 
     Only one thread at a time may call it. Two threads that compute at once have a link each, over
     one `wire`; `bytes_moved` then counts both.
+
     held_back_s: seconds for which `order` made compute wait, as far as the device has reported.
     """
 
@@ -224,7 +230,7 @@ class StreamLink:
         self.timeline = timeline
         self._streams = streams
         self._underway: list[StreamTransfer] = []
-        self._held: list[HeldBack] = []
+        self._held: list[ComputeDelay] = []
         self._reported_s = 0.0
         self._gathering = 0
         self._gathered: list[StreamTransfer] = []
@@ -257,14 +263,13 @@ class StreamLink:
         pending = _stream_transfers(transfers)
         for transfer in pending:
             transfer.wait()
-        self._record_ended(pending)
+        self._update_ended(pending)
         return time.perf_counter() - start
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """Make compute wait for these transfers. The host waits too if it is the one that computes,
-        or if a link is emulated.
+        """Make compute wait for these transfers; return the seconds reported since the last call.
 
-        Return the seconds of waiting that the device has reported since the last call.
+        The host waits too if it computes itself (CPU), or if the link is emulated.
         """
         pending = _stream_transfers(transfers)
         if self.wire.emulated_bandwidth is not None:
@@ -272,20 +277,20 @@ class StreamLink:
         self._queue()
         latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
         for transfer in latest.values():  # copies of a direction end in order: the last suffices
-            if (held := transfer.hold_back(self._streams)) is not None:
+            if (held := transfer.delay_compute(self._streams)) is not None:
                 self._held.append(held)
-        self._record_ended(pending)
+        self._update_ended(pending)
         newly_known_s, self._reported_s = self.held_back_s - self._reported_s, self.held_back_s
         return newly_known_s
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """Cancel what the streams can take back, and wait for the rest, so that blocks are free."""
+        """Cancel copies that have not begun, and wait for the others, so that blocks are free."""
         self._queue()
         for transfer in _stream_transfers(transfers):
             if not transfer.finished:
                 transfer.take_back(self.wire)
                 transfer.state = TransferState.CANCELLED
-        self._record_ended([])
+        self._update_ended([])
 
     def close(self) -> None:
         self._queue()
@@ -295,12 +300,12 @@ class StreamLink:
                 transfer.take_back(self.wire)  # sets `unmoved` if the streams never ran it
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
-        self._record_ended([])
+        self._update_ended([])
 
     # --- inside ------------------------------------------------------------------------------
 
     def _queue(self) -> None:
-        """Hand the gathered transfers to the streams, each direction's copies as one batch."""
+        """Queue the gathered transfers on the streams, one batch per direction."""
         gathered, self._gathered = self._gathered, []
         for direction in dict.fromkeys(transfer.direction for transfer in gathered):
             batch = [transfer for transfer in gathered if transfer.direction is direction]
@@ -320,15 +325,15 @@ class StreamLink:
                 transfer.state = TransferState.RUNNING
             self._underway += batch
 
-    def _record_ended(self, waited_for: Iterable[StreamTransfer]) -> None:
-        """Record the transfers and orders that have ended, and raise an error of `waited_for`."""
+    def _update_ended(self, waited_for: Iterable[StreamTransfer]) -> None:
+        """Update states of transfers that have ended; raise the error of one in `waited_for`."""
         batches: dict[int, list[StreamTransfer]] = {}
         for transfer in self._underway:
             batches.setdefault(id(transfer.copied), []).append(transfer)
         self._underway = []
         for batch in batches.values():
             if all(transfer.finished for transfer in batch):
-                self._note_batch(batch)
+                self._finish_batch(batch)
             else:
                 self._underway += batch
         waiting = [(held, held()) for held in self._held]
@@ -339,7 +344,7 @@ class StreamLink:
                 message = f"the {transfer.direction} link failed: {transfer.error}"
                 raise LinkError(message) from transfer.error
 
-    def _note_batch(self, batch: Sequence[StreamTransfer]) -> None:
+    def _finish_batch(self, batch: Sequence[StreamTransfer]) -> None:
         """Mark a batch's transfers as done, and log one span for all: they ran as one copy."""
         for transfer in batch:
             if transfer.state is TransferState.RUNNING:

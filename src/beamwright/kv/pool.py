@@ -1,4 +1,4 @@
-"""Block pools: KV memory in blocks, each owned by at most one copy of a segment. Knows no segments.
+"""Block pools: the memory of the paged KV cache of one tier, its free list, and its byte budget.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
 so that the link moves it in one transfer. Where layers are in groups (`models.shape.LayerGroup`), a
@@ -26,7 +26,7 @@ from beamwright.sections import KVDtype
 
 
 class ScratchMeter:
-    """Counter of the bytes of working memory and of their peak. It has no limit."""
+    """Counter of bytes in use and of their peak, without a limit."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
@@ -43,7 +43,7 @@ class ScratchMeter:
 
 
 class ByteBudget(ScratchMeter):
-    """Counter with a limit. `charge` it before memory is used, `release` when it is freed.
+    """Byte counter with a limit. Call `charge` before memory is used, `release` when it is freed.
 
     tier, hint: the budget's name in errors, and what these advise.
     together: meter that also counts these bytes, for several budgets of the same memory.
@@ -92,11 +92,11 @@ _ALIGNED_BYTES = 256  # alignment of a separate allocation
 
 
 class SharedMemory(ScratchMeter):
-    """Memory that two pools divide, with a meter of the bytes that both use.
+    """Device memory that two pools (generator and verifier) divide, with a meter of both.
 
     Blocks of the first pool count from its beginning, those of the second from its end, so either
-    can use bytes that the other does not. Budgets set the division. Bytes that have no block since
-    they last changed pools are zeros. most_block_bytes: the larger block size of both pools.
+    can use bytes that the other does not. Budgets set the division. Bytes that move from one pool
+    to the other are zeroed. most_block_bytes: the larger block size of both pools.
     """
 
     def __init__(self, total_bytes: int, most_block_bytes: int) -> None:
@@ -130,10 +130,10 @@ def zeros(num_bytes: int, device: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class GroupBlocks:
-    """Contents of the blocks of one group of layers.
+    """What a block of one group of layers holds.
 
-    window: tokens that its layers see; None: all. fixed: blocks of a segment of any length, for
-        states of recurrent layers; 0 for KV.
+    window: size of the layers' sliding window in tokens; None: full attention.
+    fixed: number of blocks of any segment, for states of recurrent layers; 0 for KV.
     """
 
     block_tokens: int
@@ -155,12 +155,12 @@ class GroupBlocks:
 
 
 class BlockLedger:
-    """Free and used blocks, without memory. Free blocks nearest to the first block are taken first.
+    """Block allocator without memory. Free blocks nearest to the first block are taken first.
 
-    most_bytes: limit of `resize`; None: the budget's size. groups: groups of layers; by default
-        one.
-    block_bytes: bytes of a block. bytes_per_token: sum over all groups. block_tokens: of the first.
-    memory: all blocks, where a GPU copies them by number; else None.
+    bytes_per_token: sum over all groups. block_tokens: of the first group.
+    most_bytes: limit of `resize`; None: the budget's size. block_bytes: bytes of a block.
+    groups: groups of layers; by default one.
+    memory: all blocks, if a GPU copies them by number; else None.
     """
 
     memory: BlockMemory | None = None
@@ -205,7 +205,7 @@ class BlockLedger:
         return sum(group.blocks_for(num_tokens) for group in self.groups)
 
     def block_bytes(self, block: int) -> Any:
-        """Return the bytes of a block, as the link moves them; None without memory."""
+        """Return the memory of a block, as the link copies it; None without memory."""
         del block
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -241,7 +241,7 @@ class BlockLedger:
         return total_bytes
 
     def outside_budget(self, blocks: Sequence[int]) -> list[int]:
-        """Return the indices in `blocks` of blocks that lie outside the budget since it shrank."""
+        """Return the indices in `blocks` of block numbers that lie outside a shrunk budget."""
         if self._untouched <= self.num_blocks:
             return []
         return [i for i, b in enumerate(blocks) if abs(self._first - b) >= self.num_blocks]
@@ -261,7 +261,7 @@ class BlockLedger:
         return source, destination
 
     def forget_outside(self) -> range:
-        """Forget the free blocks outside the budget, so that another pool can use them.
+        """Remove free blocks outside the budget from the free list, so another pool can use them.
 
         Returns their places, counted from the first block. No block outside may be in use.
         """
@@ -285,11 +285,11 @@ class BlockLedger:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """Shape of the KV of one model, or of some of its layers, and how attention reads it.
+    """Shape of the KV of one model, or of one group of its layers, and how attention reads it.
 
     dtype: the dtype in which attention reads. window: tokens that a token sees, itself included;
-        None: all. softcap: scores become `softcap * tanh(score / softcap)`. kept: 8-bit format, see
-        `codes`.
+        None: all. softcap: scores become `softcap * tanh(score / softcap)`. kept: 8-bit format (see
+        `codes`); "auto": none.
     """
 
     num_layers: int
@@ -303,14 +303,14 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers, as blocks store them."""
+        """Bytes of K and V of one token over all layers, as stored (maybe in 8 bits)."""
         if self.kept == "auto":
             return self.read_bytes_per_token
         return 2 * self.num_layers * self.num_kv_heads * (self.head_dim + 1)
 
     @property
     def read_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers, as attention reads them."""
+        """Bytes of K and V of one token over all layers, in the dtype that attention reads."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -320,13 +320,13 @@ class KVLayout:
 
 
 def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
-    """Return the layouts with the tokens per block that `plan.costs.group_blocks` computes."""
+    """Choose each group's tokens per block, so that blocks of all groups have equal bytes."""
     _, tokens = group_blocks([layout.bytes_per_token for layout in layouts])
     return tuple(replace(a, block_tokens=count) for a, count in zip(layouts, tokens, strict=True))
 
 
 class BlockPool(BlockLedger):
-    """Ledger with memory: blocks of one tier.
+    """Block allocator with memory, on a device or the host.
 
     layouts: one for each group of layers, see `group_layouts`.
     groups_kv: for each group, a view of all blocks as its KV.
@@ -334,8 +334,7 @@ class BlockPool(BlockLedger):
         [block, layer, K or V, token, kv_head, head_dim].
     states: layout of recurrent states, which are then the last group.
     pinned: host memory, page-locked as its blocks come into use, so that a GPU copies without
-        staging. In other pools a spare block follows the last one. Kernels write there what is not
-        kept.
+        staging. Other pools have a spare last block, to which kernels write KV to discard.
     shared: memory that this pool divides with another one; see `CacheManager.resize`.
     """
 
@@ -393,7 +392,7 @@ class BlockPool(BlockLedger):
         return taken
 
     def block_bytes(self, block: int) -> Any:
-        """Return an array, or a tensor where the pool is on a GPU or pinned for one."""
+        """Return the memory of a block: an array, or a tensor if a GPU copies it."""
         return self._bytes[block]
 
     def forget_outside(self) -> range:
@@ -405,7 +404,7 @@ class BlockPool(BlockLedger):
 
 @dataclass(frozen=True)
 class KVBlocks:
-    """View of blocks as the KV of one group of layers.
+    """The blocks of a pool, viewed as the KV of one group of layers.
 
     storage: [block, layer, K or V, token, kv_head, head_dim], values or their 8-bit codes.
         exponents: [block, layer, K or V, token, kv_head], the codes' scales; None without codes.
@@ -432,18 +431,18 @@ class KVBlocks:
         return self.layout.block_tokens
 
     def pick(self, at: Any) -> torch.Tensor:
-        """Return values at `at`: block numbers in a tensor, or an index tuple before head_dim."""
+        """Read KV at block numbers (a tensor), or at an index tuple for all but head_dim."""
 
-        def picked(part: torch.Tensor) -> torch.Tensor:
+        def read_part(part: torch.Tensor) -> torch.Tensor:
             return part.index_select(0, at) if isinstance(at, torch.Tensor) else part[at]
 
         if self.exponents is None:
-            return picked(self.storage)
-        codes, exponents = picked(self.storage), picked(self.exponents)
+            return read_part(self.storage)
+        codes, exponents = read_part(self.storage), read_part(self.exponents)
         return dequantise(codes, exponents, self.layout.kept, self.layout.dtype)
 
     def put(self, at: Any, values: torch.Tensor) -> None:
-        """Write values at an index tuple of `storage` before head_dim; quantise if blocks are."""
+        """Write KV, quantised if necessary. at: index tuple for all dimensions but head_dim."""
         if self.exponents is None:
             self.storage[at] = values.to(self.storage.dtype)
         else:

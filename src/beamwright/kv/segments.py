@@ -1,6 +1,7 @@
-"""Segments: the KV of one node, where it resides, and how often it is pinned. No tensors.
+"""Segments: the KV of one node as block tables, with residency and pins (no tensors).
 
-A path is a tuple of (segment, visible tokens). A lease pins what a group reads.
+A row's KV is a path of segments, from the prompt's to its own, so siblings share their ancestors'
+KV. A lease pins segments on the device.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from beamwright.kv.pool import BlockLedger, GroupBlocks
 
 
 class RestoreKind(Enum):
-    """How KV that had left the device came back."""
+    """How evicted KV came back to the device."""
 
     LOADED = "loaded"
     RECOMPUTED = "recomputed"
 
 
 @dataclass
-class Tally:
-    """Device blocks that may not be evicted, over all segments of one cache manager."""
+class PinTally:
+    """Number of pinned device blocks, summed over all segments of one cache manager."""
 
     pinned_blocks: int = 0
 
@@ -35,35 +36,37 @@ _ONE_GROUP = GroupBlocks(8)
 
 @dataclass(eq=False)
 class Segment:
-    """KV of one node. It starts a new block, and may end anywhere inside its last one.
+    """KV of one node, like a sequence's block table in vLLM.
 
-    Where layers are in groups, a node has one segment for each group. A path names the segment of
-    the first group. `others` are those of the further groups, and their `first` is that segment.
-    All of them are created, extended and freed together. Each is leased, moved and evicted on its
-    own.
+    It starts a new block, and may end anywhere inside its last one.
+
+    A model may have several groups of layers (full attention, sliding window, recurrent). A node
+    then has one segment for each group. A path names the segment of the first group; `others` are
+    those of the further groups, and their `first` is that segment. All of them are created,
+    extended and freed together. Each is pinned, moved and evicted on its own.
     """
 
     name: str = ""
     group: GroupBlocks = _ONE_GROUP
     start: int = 0  # position of its first token in the path
     length: int = 0  # tokens written so far
-    # Device blocks of each copy: one copy if beams share it, several if every beam of a group reads
-    # its own (`dense`), none while the segment is not resident.
+    # Device blocks of each copy. There is one copy if rows share it, none if the segment is not on
+    # the device, and several only if every row reads its own (`CacheManager.copies_per_beam`).
     copies: list[list[int]] = field(default_factory=list)
     # Blocks on the host, and the number of tokens that they hold once `transfers` have finished.
     host_blocks: list[int] = field(default_factory=list)
     host_length: int = 0
     transfers: list[Transfer] = field(default_factory=list)  # must finish before blocks are reused
-    pins: int = 0  # copies that may not be evicted
-    pinned_blocks: int = 0  # blocks of these copies, which `tally` includes
-    tally: Tally = field(default_factory=Tally)
+    pins: int = 0  # number of copies that may not be evicted
+    pinned_blocks: int = 0  # blocks of these copies; `tally` includes them
+    tally: PinTally = field(default_factory=PinTally)
     last_use: int = 0  # tick of the last lease that included it
     serial: int = 0  # order of creation, which breaks ties
     freed: bool = False
-    gone: bool = False  # KV was freed, since no row's window can reach it; the length remains
+    gone: bool = False  # True if KV was freed because every later row's window is past it
     source: Source | None = None  # inputs from which the KV can be computed again
     restored_by: RestoreKind | None = None  # how it came back since its last use
-    memory: Any = None  # data that attention keeps for the row that writes it
+    memory: Any = None  # data that attention keeps for the row that writes this segment
     others: tuple[Segment, ...] = field(default=(), repr=False)
     first: Segment | None = field(default=None, repr=False)
 
@@ -73,11 +76,11 @@ class Segment:
         return (self, *self.others)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks `num_tokens` of its tokens need."""
+        """Return how many blocks `num_tokens` tokens of the segment need."""
         return self.group.blocks_for(num_tokens)
 
     def missing_blocks(self, copies: int) -> int:
-        """Return how many blocks the device lacks to hold `copies` copies."""
+        """Return how many blocks must be loaded or copied to have `copies` copies on the device."""
         missing = max(0, copies - len(self.copies)) if self.length else 0
         return missing * self.blocks_for(self.length)
 
@@ -88,9 +91,9 @@ class Segment:
         return growth + self.missing_blocks(copies)
 
     def unpinned_blocks(self, copies: int, num_tokens: int) -> int:
-        """Return how many blocks `copies` copies need, grown to `num_tokens`, beyond pinned ones.
+        """Return how many blocks a lease on `copies` copies pins in addition to pinned ones.
 
-        With 0 copies the segment is not leased. All blocks of `num_tokens` tokens are counted then.
+        num_tokens: length to which the segment grows. With 0 copies, all blocks of so many tokens.
         """
         if not copies:
             return self.blocks_for(num_tokens)
@@ -110,27 +113,27 @@ class Segment:
 
     @property
     def resident(self) -> bool:
-        """True if the device holds it, or will once its transfers have finished."""
+        """True if the device holds the segment, or will once its transfers have finished."""
         return bool(self.copies) or self.length == 0
 
     @property
     def stored(self) -> bool:
-        """True if the host holds all of it, or will once its transfers have finished."""
+        """True if the host holds all of the segment, or will once its transfers have finished."""
         return self.host_length == self.length
 
     @property
     def place(self) -> str | None:
-        """Tiers that have blocks of it: `device`, `host` or `both`; None if neither has."""
+        """Where the segment has blocks: `device`, `host` or `both`; None if nowhere."""
         if self.copies:
             return "both" if self.host_blocks else "device"
         return "host" if self.host_blocks else None
 
     def unfinished(self) -> list[Transfer]:
-        """Return its transfers that are still under way."""
+        """Return the segment's transfers that are still running or queued."""
         return [transfer for transfer in self.transfers if not transfer.finished]
 
     def pin(self, copies: int = 0) -> None:
-        """Pin `copies` more copies. Also call it, with 0, after `self.copies` has changed."""
+        """Pin `copies` more copies; 0 only updates the tally, after `self.copies` has changed."""
         self.pins += copies
         held = self.copies
         blocks = min(self.pins, len(held)) * len(held[0]) if held else 0
@@ -140,16 +143,16 @@ class Segment:
 
 
 class LiveSegments:
-    """Segments that are not freed, and those among them that have blocks on the device."""
+    """Registry of all segments that are not freed, with an index of those on the device."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.tally = PinTally()
         self._all: dict[Segment, None] = {}
         self._present: dict[int, Segment] = {}  # by serial
         self._serials = count()
 
     def blank(self, groups: Sequence[GroupBlocks], name: str, start: int) -> Segment:
-        """Create a node's empty segments of all groups, without adding them; return the first."""
+        """Create a node's empty segments, one per group, unregistered; return the first."""
         first, *others = [Segment(name, group, start, tally=self.tally) for group in groups]
         first.others = tuple(others)
         for each in others:
@@ -157,16 +160,16 @@ class LiveSegments:
         return first
 
     def add(self, segment: Segment) -> None:
-        """Add a segment that was created."""
+        """Register a segment that was created."""
         segment.serial = next(self._serials)
         self._all[segment] = None
 
     def remove(self, segment: Segment) -> None:
-        """Remove a segment that was freed."""
+        """Unregister a segment that was freed."""
         self._all.pop(segment, None)
 
     def update(self, segment: Segment) -> None:
-        """Update the indices after a segment's device blocks have changed."""
+        """Update the index and the tally after a segment's device blocks have changed."""
         segment.pin()
         if segment.copies:
             self._present[segment.serial] = segment
@@ -183,12 +186,12 @@ class LiveSegments:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks of one copy of every segment."""
+        """Number of blocks of all segments, one copy of each, on the device or the host."""
         return sum(s.blocks_for(s.length) for s in self._all if not s.gone)
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes: segments without those of a node's further groups."""
+        """Number of nodes with segments."""
         return sum(segment.first is None for segment in self._all)
 
     def check(self, device: BlockLedger, host: BlockLedger | None) -> None:
@@ -208,9 +211,9 @@ class LiveSegments:
 
 
 class Lease:
-    """Pins on segments. Some may be given up, or added, before the lease ends.
+    """Pins on segments, which keep them from being evicted. Pins can be added and released.
 
-    In a `with` statement, it ends with the block.
+    As a context manager, it releases all pins at the end of the block.
     """
 
     def __init__(self, needs: Mapping[Segment, int]) -> None:
@@ -223,7 +226,7 @@ class Lease:
             self._held[segment] = self._held.get(segment, 0) + copies
             segment.pin(copies)
 
-    def keep(self, needs: Mapping[Segment, int]) -> None:
+    def keep_only(self, needs: Mapping[Segment, int]) -> None:
         """Unpin all copies beyond those in `needs`."""
         if not self._held:
             return
@@ -235,13 +238,13 @@ class Lease:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.keep({})
+        self.keep_only({})
 
 
 class PathPart(NamedTuple):
-    """The first `visible` tokens of a segment, as one path sees it.
+    """One entry of a path: a segment, of which the first `visible` tokens belong to the path.
 
-    own: True if the reader of the path also writes to this segment.
+    own: True if the row that reads the path also writes to this segment.
     """
 
     segment: Segment
@@ -254,7 +257,7 @@ Path = tuple[PathPart, ...]
 
 @dataclass(frozen=True)
 class Source:
-    """Inputs from which a segment was computed: token ids after a path, from position `start`."""
+    """What a segment was computed from: the path before it, its token ids, its first position."""
 
     path: Path
     token_ids: tuple[int, ...]
@@ -262,10 +265,7 @@ class Source:
 
 
 def truncate_path(path: Path, num_tokens: int) -> Path:
-    """Return the first `num_tokens` tokens of a path.
-
-    A child needs this if it diverges inside its parent's KV.
-    """
+    """Return the first `num_tokens` tokens of a path, for a child that branches off inside it."""
     parts: list[PathPart] = []
     left = num_tokens
     for part in path:
@@ -277,18 +277,21 @@ def truncate_path(path: Path, num_tokens: int) -> Path:
 
 
 def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Counter[Segment]:
-    """Return how many device copies of each segment these paths need, parents before children."""
+    """Return the segments that these paths read, parents first, with the copies needed of each.
+
+    per_beam: one copy for every path; otherwise one copy for all.
+    """
     needs = chain.from_iterable(map(segments_read, paths))
     return Counter(needs) if per_beam else Counter(dict.fromkeys(needs, 1))
 
 
-def within_reach(path: Sequence[PathPart], group: int) -> Path:
-    """Return the parts of a path that a row reads after it in one group of layers.
+def parts_read(path: Sequence[PathPart], group: int) -> Path:
+    """Return the part of a path that one group of layers reads for the row after it.
 
-    The result has the segments of that group. Parts that the window of the row's first token does
-    not reach are left out. The choice depends on the path alone, not on the row's progress, so its
-    sums are the same whenever it is read. For recurrent states, only the last part is read: the
-    row's own state if it has begun.
+    The result has the segments of that group. Parts outside the attention window of the row's first
+    token are left out. The choice depends on the path alone, not on the row's progress, so
+    attention's sums are the same whenever it is read. For recurrent states, only the last part is
+    read: the row's own state if it has begun.
     """
     if not group and path and path[0].segment.group.window is None:
         return tuple(path)
@@ -304,9 +307,10 @@ def within_reach(path: Sequence[PathPart], group: int) -> Path:
 
 
 def state_before(path: Sequence[PathPart]) -> Segment | None:
-    """Return the segment with the state that a row after a path begins with; None: zeros.
+    """Return the segment whose recurrent state is the initial state of a row after this path.
 
-    A state belongs to a whole segment, so the path must not end inside one.
+    None: the row begins with zeros. A state belongs to a whole segment, so the path must not end
+    inside one.
     """
     if not path:
         return None
@@ -316,25 +320,25 @@ def state_before(path: Sequence[PathPart]) -> Segment | None:
 
 
 def segments_read(path: Sequence[PathPart]) -> list[Segment]:
-    """Return the segments of all groups that a row reads after a path, parents before children."""
+    """Return the segments that a row after this path reads, of all groups, parents first."""
     parts = [part for part in path if part.visible > 0]
     if not parts or (parts[0].segment.group.window is None and not parts[0].segment.others):
         return [part.segment for part in parts]
     groups = range(len(parts[0].segment.group_segments))
-    return [part.segment for group in groups for part in within_reach(parts, group)]
+    return [part.segment for group in groups for part in parts_read(parts, group)]
 
 
 def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
-    """Return the mapping with each node's segments of all groups as keys."""
+    """Extend a mapping by first-group segment to the segments of all groups."""
     if not any([first.others for first in wanted]):
         return dict(wanted)
     return {segment: count for first, count in wanted.items() for segment in first.group_segments}
 
 
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
-    """Return a path plus the first `num_tokens` tokens of `last`, the row's own segment.
+    """Return a path plus the first `num_tokens` tokens of a row's own segment, without empty parts.
 
-    Empty parts are left out. With `last` None the path alone is returned.
+    last: the row's own segment; None: only the path.
     """
     if (last is None or not num_tokens) and all([part.visible for part in path]):
         return path
@@ -343,13 +347,13 @@ def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
 
 
 def missing_blocks(needs: Mapping[Segment, int]) -> int:
-    """Return how many blocks the device lacks to hold these copies."""
+    """Return how many blocks must be loaded or copied to have these copies on the device."""
     return sum([segment.missing_blocks(copies) for segment, copies in needs.items()])
 
 
 def first_blocks(
     segments: Sequence[Segment], num_blocks: int, copies: Callable[[Segment], list[list[int]]]
 ) -> list[Segment]:
-    """Return the first segments, as many as needed for their copies to have `num_blocks` blocks."""
+    """Return the shortest prefix of `segments` whose copies have `num_blocks` blocks in total."""
     before = accumulate((sum(map(len, copies(s))) for s in segments), initial=0)
     return [s for s, covered in zip(segments, before, strict=False) if covered < num_blocks]

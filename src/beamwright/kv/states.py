@@ -1,9 +1,8 @@
-"""States of recurrent layers in a pool's blocks: their layout, and how rows read and write them.
+"""Recurrent states (hybrid models) in the blocks of a KV pool: layout, reading and writing.
 
 A segment's state is the state after its last token. It is one flat record of all layers' parts, in
-`fixed` blocks of its own. A running row writes its own record in place. At its first token it reads
-the record of the node before it, so siblings begin from one record without copying it. Knows
-blocks; no segments, no models.
+blocks of its own. A running row updates its own record in place. At its first token it reads the
+record of its parent node, so siblings begin from one record without copying it.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ Key = tuple[int, str]
 # Block numbers of one record, in order.
 Blocks = Sequence[int]
 _LEAST_ROWS = 64  # rows for which a table has room at least
-# A row's action in a pass: keep no state, begin from zeros, or continue from a state.
+# What a row does with its state in a pass: keep none, begin from zeros, or continue from one.
 IDLE, BEGINS, GOES_ON = 0, 1, 2
 
 
 class StateBlocks(NamedTuple):
-    """Tables by which kernels find rows' records.
+    """Block tables of the rows' states, for kernels.
 
     storage: bytes [block, bytes].
     sources, targets: blocks that a row reads and writes, int32 [rows, num_blocks].
-    ways: int32 [rows], see `IDLE`.
+    ways: what each row does, int32 [rows]: `IDLE`, `BEGINS` or `GOES_ON`.
     """
 
     storage: Tensor
@@ -44,8 +43,8 @@ class StateBlocks(NamedTuple):
     ways: Tensor
 
 
-class Placed(NamedTuple):
-    """Place of one part of the rows' states.
+class StatePlace(NamedTuple):
+    """Where kernels find one part (one layer's tensor) of all rows' states.
 
     offset: bytes from the beginning of each record.
     """
@@ -57,7 +56,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor that a layer keeps for each row."""
+    """Shape and dtype of one tensor that a recurrent layer keeps for each row."""
 
     layer: int
     kind: str
@@ -71,10 +70,11 @@ class StateTensor:
 
 
 class StateLayout:
-    """Layout of a record, in which parts follow each other.
+    """Layout of a state record, in which the tensors of all layers (parts) follow each other.
 
     Recurrent parts come first. They are the largest, and their sizes are multiples of larger powers
     of two than those of convolutions, so their heads do not straddle blocks.
+
     parts: tensors by key.
     offsets: bytes from the record's start, by key.
     num_bytes: bytes of a record.
@@ -95,14 +95,14 @@ class StateLayout:
 
 
 class StateCells:
-    """View of blocks as records of states.
+    """The blocks of a pool, viewed as state records.
 
     A part consists of whole *cells*: pieces of equal bytes, as large as parts and blocks allow. So
     a part of any rows is read by one index selection over cells, whatever the rows' blocks are.
     """
 
     def __init__(self, by_block: Tensor, layout: StateLayout) -> None:
-        """View bytes [block, bytes] of a pool."""
+        """Compute the cells of each part. by_block: bytes [block, bytes] of a pool."""
         count, block_bytes = by_block.shape
         self.by_block, self.device = by_block, by_block.device
         self.layout, self.num_blocks = layout, layout.num_blocks(block_bytes)
@@ -118,9 +118,10 @@ class StateCells:
 
     @property
     def has_whole_lines(self) -> bool:
-        """True if no line, the last dimension of a recurrent part, straddles blocks.
+        """True if kernels can update recurrent states in place.
 
-        Kernels need this, since they address a line as contiguous memory.
+        They address the last dimension of a recurrent part as contiguous memory, so it must not
+        straddle blocks.
         """
         lines = [
             (self.layout.offsets[key], part.size[-1] * part.dtype.itemsize)
@@ -131,7 +132,7 @@ class StateCells:
         return all(block_bytes % line == 0 == offset % line for offset, line in lines)
 
     def index(self, key: Key, blocks: Tensor) -> Tensor:
-        """Return the cells [rows * cells] of a part of these rows.
+        """Return the numbers of the cells that hold a part of these rows, [rows * cells].
 
         blocks: the rows' blocks [rows, num_blocks].
         """
@@ -164,7 +165,7 @@ def _width(cells: Tensor) -> int:
 
 
 class _Table:
-    """Blocks [rows, num_blocks] of rows, and the cells of each part in them, computed once."""
+    """Blocks [rows, num_blocks] of rows, with a cache of the cell numbers of each part."""
 
     def __init__(self, states: StateCells, blocks: Tensor) -> None:
         self.blocks, self._states = blocks, states
@@ -177,10 +178,10 @@ class _Table:
 
 
 class StateTables:
-    """Tables of rows' blocks for kernels. Addresses change only when `num_moves` does.
+    """The rows' `StateBlocks` at fixed addresses, for captured steps.
 
-    A captured step knows only what these tables hold. So the device itself notes when a row has
-    begun (`begun`).
+    Addresses change only when `num_moves` does. A captured step reads nothing else from the host,
+    so `begun` updates the tables on the device.
     """
 
     def __init__(self, states: StateCells) -> None:
@@ -189,12 +190,12 @@ class StateTables:
 
     @property
     def blocks(self) -> StateBlocks:
-        """Tables of the present rows."""
+        """The part of the tables that the present rows use."""
         storage, *tables = self._most
         return StateBlocks(storage, *(table[: self._count] for table in tables))
 
     def load(self, rows: StateRows) -> None:
-        """Fill the tables with these rows, which are before their first pass."""
+        """Copy the block numbers of the rows' states to the tables, before the rows' first pass."""
         contents = rows.sources, rows.targets, rows.ways
         self._count = len(contents[0])
         if self._count > len(self._most.ways):
@@ -204,7 +205,7 @@ class StateTables:
             table.copy_(values)
 
     def begun(self) -> None:
-        """Note that a pass is over: rows read what they wrote. Only launches kernels."""
+        """Make rows read from now on what they wrote in the last pass. Only launches kernels."""
         _, sources, targets, ways = self.blocks
         sources.copy_(targets)
         ways.mul_(GOES_ON).clamp_(max=GOES_ON)
@@ -221,7 +222,7 @@ class StateTables:
 
 
 class StateRows:
-    """States of rows that are computed together, pass after pass (`models.recurrent`).
+    """Recurrent states of the rows of a batch, over several passes (`models.recurrent`).
 
     lengths: tokens of each row in a pass; None: one token each.
     sources, targets: blocks [rows, num_blocks] that rows read and write.
@@ -237,10 +238,10 @@ class StateRows:
         deferred: bool = False,
         tables: StateTables | None = None,
     ) -> None:
-        """Take each row's blocks.
+        """Create the states from each row's block numbers.
 
-        sources: None for rows that begin from zeros.
-        targets: None for rows whose states are not kept.
+        sources: blocks to read at first; None for rows that begin from zeros.
+        targets: blocks to write; None for rows whose states are not kept.
         deferred: nothing is written before `commit`, so that a pass can be repeated after an error.
         tables: tables for kernels, which then read and write the states alone.
         """
@@ -274,13 +275,13 @@ class StateRows:
             ways[row] = BEGINS if row in self._beginning else GOES_ON
         return torch.tensor(ways, dtype=torch.int32).to(self.states.device)
 
-    def placed(self, layer: int) -> dict[str, Placed] | None:
+    def placed(self, layer: int) -> dict[str, StatePlace] | None:
         """Return where kernels find a layer's parts, by kind; None if kernels have no tables."""
         if self._tables is None:
             return None
         blocks, layout = self._tables.blocks, self.states.layout
         return {
-            kind: Placed(blocks, layout.offsets[layer, kind], layout.parts[layer, kind].dtype)
+            kind: StatePlace(blocks, layout.offsets[layer, kind], layout.parts[layer, kind].dtype)
             for kind in layout.by_layer[layer]
         }
 
@@ -306,7 +307,7 @@ class StateRows:
                 self._later.append(entry)
 
     def commit(self) -> None:
-        """Write the states that were deferred, because the pass has succeeded.
+        """Write the states that were deferred until the pass has succeeded.
 
         This allocates no memory, so none can run out when half of the states are written.
         """
@@ -315,13 +316,13 @@ class StateRows:
             self.states.put(index, cells)
 
     def begun(self) -> None:
-        """Note that a pass is over: from now on rows read the states that they have written."""
+        """Make rows read from now on the states that they wrote in the last pass."""
         self._read, self._zeros, self._beginning = self._own, None, []
         if self._tables is not None:
             self._tables.begun()
 
     def stop(self, rows: Sequence[int]) -> None:
-        """Keep no state of these rows from now on."""
+        """Write no states of these rows from now on; they have forwarded their last token."""
         gone = set(rows)
         if not gone.isdisjoint(self._active):
             self._active = [row for row in self._active if row not in gone]
@@ -332,7 +333,7 @@ class StateRows:
     # --- inside ------------------------------------------------------------------------------
 
     def _pick(self) -> None:
-        """Compute which rows and which blocks `write` takes."""
+        """Compute which rows `write` stores, and to which cells."""
         self._picked, self._written = None, self._own
         if len(self._active) < len(self._own.blocks):
             self._picked = torch.tensor(self._active, dtype=torch.long, device=self.states.device)

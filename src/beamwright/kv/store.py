@@ -1,7 +1,7 @@
-"""SegmentStore: a cache manager with tensors, which writes, reads and copies the KV of segments.
+"""SegmentStore: the KV cache with tensors. It writes, reads and copies the KV of segments.
 
-Attention in a group of layers reads segments through a `KVReader`. In a model with one group, the
-store itself is that reader.
+`CacheManager`, its base, decides which segments are on the device. Attention in a group of layers
+reads segments through a `KVReader`. In a model with one group, the store itself is that reader.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import sent
 
 _COPIED_BYTES = 2**24  # bytes that a copy within the device moves at a time
-# Function that writes KV (group, place, key_value).
-#
-# group is the group's number. place is a layer's place in the group, or slice(None) for all its
-# layers.
+# Function that writes KV. Arguments: number of the group of layers; index of a layer in the group,
+# or slice(None) for all its layers; KV of the new tokens.
 Write = Callable[[int, int | slice, torch.Tensor], None]
 
 
@@ -33,8 +31,8 @@ class KVReader:
     """Reader of the KV of one group of layers.
 
     kv: view of the pool's blocks as KV of this group.
-    compute_device: device of attention's working copies.
-    scratch: meter of their bytes.
+    compute_device: device on which attention works, with its temporary copies of KV.
+    scratch: meter of the bytes of these copies.
     """
 
     def __init__(self, kv: KVBlocks, compute_device: torch.device, scratch: ScratchMeter) -> None:
@@ -58,10 +56,10 @@ class SegmentStore(CacheManager, KVReader):
     """Store of segments in a device pool, and in an optional host pool.
 
     groups: the reader of each group of layers; in a model with one group, the store itself.
-    compute_device: device of attention's working copies.
-    scratch: meter of the working copies that attention keeps of the present group of rows.
+    compute_device: device on which attention works, with its temporary copies of KV.
+    scratch: meter of the bytes of these copies.
     tiers: KV budgets by "device" and, if there is one, "host".
-    streams_layers: True if attention waits for layers of KV within a forward pass.
+    streams_layers: True if layers of KV are loaded one by one during a forward pass.
     writes_layers: True if each layer's KV is written to its blocks as soon as it is computed.
     """
 
@@ -129,19 +127,20 @@ class SegmentStore(CacheManager, KVReader):
         SegmentStore.extend_each(self, segments, lengths)
 
     def extend_each(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
-        """Count `lengths` more tokens of the segments, whose KV has been written."""
+        """Count new tokens of the segments, after their KV was written to reserved blocks."""
         for segment, length in zip(segments, lengths, strict=True):
             self.extend(segment, length)
             held = len(segment.blocks) * segment.group.block_tokens
             assert segment.length <= held, "KV was written to blocks that were not reserved"
 
     def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
-        """Reserve blocks for new tokens of the segments, and return a function that writes them.
+        """Reserve blocks for new tokens of the segments, and return a `Write` for their KV.
+
+        The KV of all segments' new tokens is [tokens, 2, kv_heads, head_dim] for one layer, or
+        [tokens, layers, 2, kv_heads, head_dim] for all layers of a group. It is written to all
+        copies of a segment. Call `extend_each` when all layers are written.
 
         lengths: number of new tokens of each segment.
-        The function takes a group's number, a layer's place in it or slice(None) for all layers,
-        and the KV of all segments' new tokens. That is [tokens, 2, kv_heads, head_dim], or [tokens,
-        layers, 2, kv_heads, head_dim] for all layers. It writes all copies of a segment.
 
         Raises:
             CapacityError: if the blocks do not fit; none is reserved then.
@@ -164,9 +163,13 @@ class SegmentStore(CacheManager, KVReader):
     ) -> list[npt.NDArray[np.int64]]:
         """Reserve blocks for new tokens of the segments, and return the tokens' slots by group.
 
+        A slot is a token's place in the pool, counted in tokens, as in vLLM. The slots of a
+        segment's copies follow each other.
+
         lengths: number of new tokens of each segment.
-        A slot is a token's place in the pool, counted in tokens. The slots of a segment's copies
-        follow each other. Raises as `writer` does.
+
+        Raises:
+            CapacityError: if the blocks do not fit.
         """
         self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
         slots_by_group = []
@@ -189,10 +192,9 @@ class SegmentStore(CacheManager, KVReader):
         segments: Sequence[Segment],
         lengths: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return the blocks of slots, the offsets in these blocks, and the token that each slot
-        gets.
+        """Return tensors of the blocks of slots, their offsets, and the token written to each.
 
-        where: blocks and offsets as arrays. The tokens are None if each is written once, in order.
+        The tokens are None if each is written once, in order. where: blocks and offsets as arrays.
         """
         device = self.pool.storage.device
         blocks_index, offsets = sent(np.stack(where), device)
@@ -205,7 +207,10 @@ class SegmentStore(CacheManager, KVReader):
         return blocks_index, offsets, torch.cat(copied or [blocks_index])
 
     def held(self, segment: Segment, first: int, end: int) -> list[torch.Tensor]:
-        """Return a segment's tokens [first, end) by group, as `restore` of a tail takes them."""
+        """Read the KV of a segment's tokens [first, end), one tensor per group.
+
+        A preempted row gets it back this way (`SessionTail.restore`).
+        """
         # Not strict: a segment of recurrent states may follow those of the groups.
         pairs = zip(self.groups, segment.group_segments, strict=False)
         return [group.gather(each, end)[:, :, first:] for group, each in pairs]
@@ -219,7 +224,7 @@ class SegmentStore(CacheManager, KVReader):
         deferred: bool = False,
         tables: StateTables | None = None,
     ) -> StateRows:
-        """Return the recurrent states of rows, after reserving blocks for those that are written.
+        """Create the recurrent states of a batch, and reserve blocks for states that are written.
 
         begins: for each row the segment whose state it begins with (`state_before`, or its own);
             None: zeros.
@@ -237,14 +242,11 @@ class SegmentStore(CacheManager, KVReader):
         return StateRows(*given, deferred=deferred, tables=tables)
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
-        """Return keys [layers, visible, kv_heads, head_dim] on the device that scores them."""
+        """Return keys [layers, visible, kv_heads, head_dim], for sparse selection."""
         return self.gather(segment, visible)[:, 0]
 
     def slots_of(self, segment: Segment, first: int, end: int) -> torch.Tensor:
-        """Return the slots of a segment's tokens [first, end) in its first copy.
-
-        A slot is a token's place in the pool, counted in tokens.
-        """
+        """Return the slots of a segment's tokens [first, end) in its first copy; see `slots`."""
         at, size = torch.arange(first, end), self.pool.block_tokens
         return torch.tensor(segment.blocks)[at // size] * size + at % size
 
@@ -270,7 +272,7 @@ class SegmentStore(CacheManager, KVReader):
         return {layer: [self.read(layer, s) for s in slots] for layer, slots in wanted.items()}
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy blocks within the device, a few at a time, since copies pass through a buffer."""
+        """Copy blocks within the device, a few at a time, because copies pass through a buffer."""
         blocks = self.pool.by_block
         if blocks.shape[1] % 8 == 0:
             blocks = blocks.view(torch.int64)

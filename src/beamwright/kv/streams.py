@@ -1,9 +1,9 @@
-"""`Streams` of a GPU and of a CPU: copies that run while the model computes. Knows queues, no KV.
+"""Copy streams: asynchronous copies between device and host memory that overlap with compute.
 
-`CudaStreams` is the only class here that calls CUDA. Tests of the order of copies and compute put a
-stand-in in its place. `HostStreams` has one copier thread per direction, for the case that both
-tiers are RAM. There, compute runs when the host calls it, so a copy may start at once, and a reader
-waits for its result.
+`CudaStreams` uses one CUDA side stream per direction. `HostStreams` has one copier thread per
+direction, for CPUs, where both tiers are RAM. There, compute runs when the host calls it, so a copy
+may start at once, and a reader waits for its result. Tests of the order of copies and compute use a
+fake in place of `CudaStreams`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOCKED_BYTES = 2**26  # bytes that are page-locked at a time
 
 
 def sent(values: Any, device: torch.device) -> torch.Tensor:
-    """Copy an array or lists of numbers to a device, without waiting for the GPU's queued work."""
+    """Copy numbers (an array or lists) to a device as a tensor, without synchronising the GPU."""
     made = torch.as_tensor(values)
     if device.type != "cuda":
         return made.to(device)
@@ -38,7 +38,7 @@ def sent(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class Piece(NamedTuple):
-    """One copy between equal-shaped arrays, contiguous or strided.
+    """One copy to make, between two arrays of equal shape.
 
     destination, source: arrays or `Blocks`; None in the simulator.
     """
@@ -50,10 +50,10 @@ class Piece(NamedTuple):
 
 @dataclass(eq=False)
 class BlockMemory:
-    """Blocks [block, bytes] of a GPU, or of the host in memory that a GPU can copy.
+    """Memory of a pool as blocks [block, bytes], on a GPU or page-locked on the host.
 
-    stretch: number of blocks in a registered piece; a copy may not cross a multiple of it.
-    locked: True if the GPU can access all blocks in use.
+    stretch: number of blocks that are page-locked at a time; a copy may not cross a multiple of it.
+    locked: True if all blocks in use are page-locked, so that a kernel can read them.
     """
 
     by_block: torch.Tensor
@@ -62,13 +62,13 @@ class BlockMemory:
 
 
 class LockedBlocks:
-    """Zeroed host memory in blocks, page-locked a piece at a time, since locking touches all pages.
+    """Zeroed host memory in blocks that is page-locked (pinned) piece by piece as it is used.
 
-    A piece ends where both a block and a page end. So each page is locked once, and no copy may
-    reach from one piece into the next. If locking the first piece fails, all memory is allocated
-    with `pin_memory=True`. That is not the first choice, because that allocator rounds up to a
-    power of two and keeps freed memory. If a later piece cannot be locked, it stays
-    pageable: copies are correct, but slower.
+    Locking all of it at once would commit all pages. A piece ends where both a block and a page
+    end. So each page is locked once, and no copy may reach from one piece into the next. If locking
+    the first piece fails, all memory is allocated with `pin_memory=True`. That is not the first
+    choice, because that allocator rounds up to a power of two and keeps freed memory. If a later
+    piece cannot be locked, it stays pageable: copies are correct, but slower.
 
     memory: the blocks, in these pieces.
     """
@@ -89,7 +89,7 @@ class LockedBlocks:
             self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
 
     def lock(self, num_blocks: int) -> None:
-        """Lock the pieces with the first `num_blocks` blocks, which come into use."""
+        """Page-lock memory up to block number `num_blocks`, before these blocks are used."""
         while self._num_locked < num_blocks and self.memory.locked:
             end = self._num_locked + self.memory.stretch
             piece = self.memory.by_block[self._num_locked : end]
@@ -104,16 +104,16 @@ class LockedBlocks:
 
 
 class Blocks(NamedTuple):
-    """One side of a piece that consists of many blocks, given by number."""
+    """Source or destination of a copy of many blocks, given by their numbers."""
 
     memory: BlockMemory
     numbers: tuple[int, ...]
 
 
 class Copied(Protocol):
-    """Handle of queued copies.
+    """Handle of queued copies, with the methods of a CUDA event.
 
-    ran_s: when they began and ended by `time.perf_counter`; None if this is not known (yet).
+    ran_s: when the copies began and ended by `time.perf_counter`; None if this is not known (yet).
     """
 
     ran_s: tuple[float, float] | None
@@ -127,11 +127,11 @@ class Copied(Protocol):
 
 
 # Function that returns how many seconds compute waited for copies; None while not known.
-HeldBack = Callable[[], float | None]
+ComputeDelay = Callable[[], float | None]
 
 
 class Streams(Protocol):
-    """The compute stream, and one side stream for each direction.
+    """Interface to one copy stream per direction, ordered with the compute stream.
 
     strided: True if pieces need not be contiguous.
     batches: True if transfers that are queued together are best copied as one batch. False: they
@@ -144,7 +144,7 @@ class Streams(Protocol):
     def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
         """Queue copies on a direction's stream, after all compute that is queued so far."""
 
-    def hold_back(self, copied: Copied) -> HeldBack:
+    def delay_compute(self, copied: Copied) -> ComputeDelay:
         """Make compute that is queued from now on start after these copies.
 
         The host does not wait, unless it is the one that computes.
@@ -154,9 +154,8 @@ class Streams(Protocol):
         """Cancel the copies that have not begun. The streams can be used again."""
 
 
-# At least this many copies, of fewer bytes each in the mean, are made by one kernel.
-#
-# Larger copies are queued one by one, so that they take no multiprocessors from compute.
+# From this many copies on, one kernel makes them all, if their mean size is below this number of
+# bytes. Larger copies are queued one by one, so that they take no multiprocessors from compute.
 _MANY, _LARGE_BYTES = 16, 2**20
 _UNIT_BYTES = 16  # bytes that a thread of the kernel loads at once
 
@@ -183,7 +182,7 @@ class CudaStreams:
         return _CudaCopied(_event(stream))
 
     def _one_by_one(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """Yield the pieces to copy one by one, after copying lists of small blocks by a kernel."""
+        """Copy lists of small blocks by a kernel, and yield the other pieces to copy one by one."""
         listed: dict[tuple[BlockMemory, BlockMemory], tuple[list[int], list[int]]] = {}
         for piece in pieces:
             to, source = piece.destination, piece.source
@@ -206,9 +205,7 @@ class CudaStreams:
     def _copy_by_kernel(
         self, there: BlockMemory, here: BlockMemory, numbers: NDArray[np.int32]
     ) -> bool:
-        """Copy blocks by number in one launch. Return False, without copying, if that is
-        impossible.
-        """
+        """Copy blocks by number in one launch; return False, without copying, if impossible."""
         whole = there.by_block.shape[1] % _UNIT_BYTES == 0
         if not (whole and there.locked and here.locked) or self._copy_listed is None:
             return False
@@ -221,23 +218,21 @@ class CudaStreams:
 
     @cached_property
     def _copy_listed(self) -> Callable[..., None] | None:
-        """Function that copies blocks in one launch, loaded at its first use; None if no kernel
-        can.
-        """
+        """`copy_kernel.copy_listed`, imported at first use; None if the kernel cannot run here."""
         if find_spec("triton") is None:
             return None
         from beamwright.kv.copy_kernel import copy_listed, sees_host_memory  # noqa: PLC0415
 
         return copy_listed if sees_host_memory(self._device) else None
 
-    def hold_back(self, copied: Copied) -> HeldBack:
+    def delay_compute(self, copied: Copied) -> ComputeDelay:
         assert isinstance(copied, _CudaCopied)
         compute, arrived = torch.cuda.current_stream(self._device), copied.end
         ready = _event(compute)
         compute.wait_event(arrived)
 
         def seconds() -> float | None:
-            """Return the time from when compute could have continued to the copies' end."""
+            """Return the seconds by which compute was delayed; None while that is not known."""
             if not (ready.query() and arrived.query()):
                 return None
             return max(0.0, float(ready.elapsed_time(arrived)) / 1e3)
@@ -249,7 +244,7 @@ class CudaStreams:
 
 
 def _runs(numbers: NDArray[np.int32], *stretches: int) -> list[tuple[int, int, int]]:
-    """Return (destination, source, number of blocks) of runs that one copy can move.
+    """Divide blocks into runs that one copy can move: (destination, source, number of blocks).
 
     In a run, blocks are neighbours on both sides and lie within one stretch on both sides.
     numbers: [2, count], the block numbers of destinations, then of sources.
@@ -311,7 +306,7 @@ class HostStreams:
         copies.done = self._threads[direction].submit(self._run, direction, copies)
         return copies
 
-    def hold_back(self, copied: Copied) -> HeldBack:
+    def delay_compute(self, copied: Copied) -> ComputeDelay:
         """Wait for the copies, because the host is what computes."""
         start = time.perf_counter()
         copied.synchronize()
@@ -335,7 +330,7 @@ class HostStreams:
 
 
 class _HostCopies:
-    """Pieces that a copier thread copies. The host may cancel them before they begin."""
+    """Copies for a copier thread, which the host may cancel before they begin."""
 
     done: Future[None]
 

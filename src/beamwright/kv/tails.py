@@ -1,11 +1,10 @@
-"""Tails: the newest tokens of the rows of a decode session, before they are stored in blocks.
+"""Tails: contiguous buffers for the newest KV of the rows of a batch, before it goes to blocks.
 
-A tail is a working copy in the layout that attention reads: contiguous per row, with rows of
-different lengths. Whole blocks of its tokens are also stored in segments. Tokens of one head are
-adjacent, because at 256 rows this reads four to six times as fast as token by token
-(docs/log/2026-11.md#operators-and-layout). The places where tokens are written and the numbers of
-tokens that are read lie in tensors, at addresses that change only with `num_moves`. So a captured
-step can be replayed.
+A tail has the layout that attention reads: contiguous per row, with rows of different lengths.
+Whole blocks of its tokens are also stored in segments. Tokens of one head are adjacent, because at
+256 rows this reads four to six times as fast as token by token
+(docs/log/2026-11.md#operators-and-layout). Where tokens are written, and how many are read, is in
+tensors at addresses that change only with `num_moves`, so that a captured step can be replayed.
 
 Keys are padded to few lengths, so that a row's sums do not depend on the lengths of other rows.
 With zeros after a row's own tokens, its sums are equal at every length that is used here. Three
@@ -61,10 +60,10 @@ def padded_path(count: int, head_dim: int) -> int:
 
 
 class SessionTail(Protocol):
-    """Newest tokens of a decode session's rows, in all groups of layers.
+    """Interface to the newest KV of a batch's rows, in all groups of layers.
 
-    `RowTails` copies them, `attention.kernels.own` reads them in blocks, and `attention.groups` has
-    a tail for each group.
+    `RowTails` keeps it in a buffer. `attention.kernels.own` writes it to blocks at once.
+    `attention.groups` has a tail for each group.
     """
 
     @property
@@ -73,37 +72,37 @@ class SessionTail(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens for which every row has places."""
+        """Number of tokens that each row has room for at present."""
 
     @property
     def num_moves(self) -> int:
-        """Number of times that memory was allocated anew, which changes addresses."""
+        """Number of reallocations. After one, captured steps must not be replayed."""
 
     @property
     def num_bytes(self) -> int: ...
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Keep these rows, in this order, followed by free rows."""
+        """Keep the rows with these indices, in this order, followed by empty rows."""
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim], one tensor per group."""
+        """Write KV of a preempted row, [layers, 2, tokens, kv_heads, head_dim] for each group."""
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Set the segment that each row writes, and the number of its tokens before the tail's."""
+        """Set each row's segment, and the number of its tokens that are not in the tail."""
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Set the number of tokens of each row (None: a row that is not read).
+        """Set each row's number of tokens in the tail, and make room for `max_tokens` more.
 
-        Each row gets room for `max_tokens` more.
+        lengths: None for a row whose output is not needed.
         """
 
     def advance(self) -> None:
-        """Move to the next token: the current one is complete."""
+        """Move every row to its next token, after all layers have written the current one."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
-        """Return tokens [first, end) of rows in the form that the store's `append` takes.
+        """Return KV of rows for the store's `append`. The tail keeps it.
 
-        parts: (row, first, end) of each.
+        parts: (row, first, end) of the tokens to return.
         """
 
     def close(self) -> None:
@@ -114,7 +113,7 @@ class SessionTail(Protocol):
 
 
 class Tail(SessionTail, Protocol):
-    """Tail of one group of layers, as an attention view uses it.
+    """Interface to the tail of one group of layers, for attention.
 
     capacity: most tokens of a row.
     places: [rows], the place where each row's current token is written.
@@ -137,7 +136,7 @@ class Tail(SessionTail, Protocol):
 
 
 class _Spread(NamedTuple):
-    """A pass whose tokens are any tokens of any rows, such as drafts.
+    """Indices of a pass that computes several tokens per row, such as drafts.
 
     rows: the row that each token of the pass reads.
     places: each token's place in that row.
@@ -152,7 +151,7 @@ class _Spread(NamedTuple):
 
 
 class RowTails:
-    """KV of the rows' newest tokens: [layer, K or V, row, kv_head, token, head_dim].
+    """Buffer of the rows' newest KV: [layer, K or V, row, kv_head, token, head_dim].
 
     capacity: most tokens of a row.
     storage: the memory in this shape, for the present rows and tokens.
@@ -177,7 +176,7 @@ class RowTails:
         self._mask: torch.Tensor | None = None
         self._layers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._spread: _Spread | None = None
-        self._show(0, 0)
+        self._set_shape(0, 0)
 
     def _of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return views of a layer: its storage [slots, head_dim], its keys, and its values.
@@ -207,7 +206,7 @@ class RowTails:
 
     @property
     def mask(self) -> torch.Tensor:
-        """Mask over the tokens of each row, computed once per token."""
+        """Causal (and sliding-window) mask over each row's tokens, computed once per token."""
         if self._mask is None:
             if self._masks.shape[0] != self.num_tokens:
                 size = (self.num_tokens, self.num_tokens)
@@ -222,7 +221,7 @@ class RowTails:
     # --- rows --------------------------------------------------------------------------------
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Keep these rows, in this order, followed by free rows."""
+        """Keep the rows with these indices, in this order, followed by empty rows."""
         start = 0
         if num_rows == self.num_rows:  # rows before the first one that moves stay in place
             start = next((place for place, row in enumerate(kept) if place != row), len(kept))
@@ -233,7 +232,7 @@ class RowTails:
         self.storage[:, :, len(kept) :] = 0
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim] of the only group."""
+        """Write KV of a row that was preempted, [layers, 2, tokens, kv_heads, head_dim]."""
         (tokens,) = held
         count = tokens.shape[2]
         if count:
@@ -241,10 +240,10 @@ class RowTails:
             self.storage[:, :, row, :, :count] = tokens.transpose(2, 3)
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Do nothing: these tails hold copies, which do not depend on blocks."""
+        """Do nothing: this buffer does not depend on the rows' blocks."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Return tokens [first, end) of rows as [tokens, layers, 2, kv_heads, head_dim]."""
+        """Return KV of (row, first, end) parts as [tokens, layers, 2, kv_heads, head_dim]."""
         rows, first, end = np.array(parts, dtype=np.int64).T
         of_part = np.repeat(np.arange(len(rows)), end - first)
         ahead = np.concatenate([[0], np.cumsum(end - first)[:-1]]) - first
@@ -254,21 +253,21 @@ class RowTails:
 
     def close(self) -> None:
         """Remove all rows, and free the memory unless it stays."""
-        self._show(0, 0)
+        self._set_shape(0, 0)
         if not self._stays:
             self.release()
 
     def release(self) -> None:
         """Free the memory."""
         self._new_flat(0)
-        self._show(0, 0)
+        self._set_shape(0, 0)
 
     # --- tokens ------------------------------------------------------------------------------
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """Set the number of tokens of each row (None: a row that is not read).
+        """Set each row's number of tokens in the tail, and make room for `max_tokens` more.
 
-        Each row gets room for `max_tokens` more.
+        lengths: None for a row whose output is not needed.
         """
         known = [length for length in lengths if length is not None]
         self._grow(max(known) + max_tokens)
@@ -284,17 +283,17 @@ class RowTails:
         self._mask = None
 
     def advance(self) -> None:
-        """Move to the next token: the current one is complete. Runs on the device."""
+        """Move every row to its next token, on the device."""
         self._places[: self.num_rows + len(self._slots)].add_(1)
         self.counts.add_(1)
         self._mask = None
 
     @property
     def passes(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Slots that a pass writes, the token written to each, and the row that each token reads.
+        """Indices of the coming pass for kernels: (slots, source, rows).
 
-        The slots are [tokens * 2 * kv_heads]. None for tokens or rows: each row has one token, in
-        order.
+        slots: where KV is written, [tokens * 2 * kv_heads]. source: the token of the pass written
+        to each. rows: the row that each token reads. None: each row has one token, in order.
         """
         if self._spread is None:
             return self._slots, None, None
@@ -303,7 +302,7 @@ class RowTails:
         return self._spread.slots, given, self._spread.rows.contiguous()
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
-        """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
+        """Store KV [rows, 2, kv_heads, head_dim] of the current token of every row."""
         slots = self._slots
         if self._spread is not None:
             slots, key_value = self._spread.slots, key_value[self._spread.source]
@@ -323,7 +322,7 @@ class RowTails:
         return keys.index_select(0, rows), values.index_select(0, rows)
 
     def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
-        """Make the next pass compute any tokens. Each sees its row's tokens up to itself.
+        """Set up a pass that computes several tokens per row, each after the ones before it.
 
         rows, places: [tokens], the row of each token, and its place in the row.
         written: [3, writes], a token of the pass, and the row and place that get its KV. A token
@@ -336,7 +335,7 @@ class RowTails:
         self._spread, self._mask = _Spread(rows, places, slots, once), None
 
     def together(self) -> None:
-        """Return to passes over one token of every row."""
+        """End what `spread` has set up: passes compute one token per row again."""
         self._spread = self._mask = None
 
     # --- memory ------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ class RowTails:
             self._places = self._places.new_zeros(num_rows + num_slots)
             self._counts = torch.ones(num_rows, dtype=torch.int32, device=self._device)
             self.num_moves += 1
-        self._show(num_rows, num_tokens)
+        self._set_shape(num_rows, num_tokens)
         self._slots = self._places[num_rows : num_rows + num_slots]
         heads = torch.arange(num_slots, device=self._device)
         by_half = (heads * num_tokens).view(2, num_rows, -1)
@@ -377,7 +376,7 @@ class RowTails:
         self.num_moves += 1
         self._scratch.add(self._flat.nbytes)
 
-    def _show(self, num_rows: int, num_tokens: int) -> None:
+    def _set_shape(self, num_rows: int, num_tokens: int) -> None:
         self.num_rows, self.num_tokens = num_rows, num_tokens
         shape = self._shape(num_rows, num_tokens)
         self.storage = self._flat[: prod(shape)].view(shape)

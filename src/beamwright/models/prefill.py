@@ -168,7 +168,7 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
             with Lease(whole({twin.segment: 1 for twin in again})):  # none may evict another
                 run(again)
                 for request, twin in zip(level, again, strict=True):
-                    store.take_over(request.segment, twin.segment)
+                    store.adopt_blocks(request.segment, twin.segment)
         finally:
             for twin in again:
                 store.free(twin.segment)

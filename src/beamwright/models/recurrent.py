@@ -35,7 +35,7 @@ class StateCache:
     """The states of some rows, with the interface of a `transformers` cache.
 
     parts: state tensors [rows, *size] by kind ("conv", "recurrent"), or their locations in the pool
-        (`kv.states.Placed`) for in-place steps. Empty for rows without tokens. A module updates
+        (`kv.states.StatePlace`) for in-place steps. Empty for rows without tokens. A module updates
         them in place or replaces them.
     """
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from beamwright.kv.states import Placed
+from beamwright.kv.states import StatePlace
 from beamwright.models.fused import launch, silu
 
 # Most numbers of a head's state per program, and the warps of a program.
@@ -205,7 +205,7 @@ def convolve_rows(
 
 
 def delta_step(
-    state: Placed,
+    state: StatePlace,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -234,7 +234,7 @@ def delta_step(
 
 
 def scan_step(
-    state: Placed,
+    state: StatePlace,
     x: Tensor,
     rate: Tensor,
     enters: Tensor,
@@ -264,7 +264,7 @@ def scan_step(
 
 
 def convolution_step(
-    state: Placed, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
+    state: StatePlace, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, silu: bool = True
 ) -> Tensor:
     """Compute `steps.convolution_step` with a kernel, and return the output [rows, channels].
 
@@ -282,7 +282,7 @@ def convolution_step(
     return out
 
 
-def _lines_in(state: Placed, lines: int, width: int) -> tuple[int, tuple[int, ...]]:
+def _lines_in(state: StatePlace, lines: int, width: int) -> tuple[int, tuple[int, ...]]:
     """Return the number of the layer's first line in a record, and the kernels' first parameters.
 
     A line has `width` numbers, and a head has `lines` lines. The parameters are BLOCKS (blocks of a

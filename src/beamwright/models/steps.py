@@ -3,7 +3,7 @@
 The functions with which a module's forward updates its states for one token are replaced. To this
 end a copy of `forward` gets other globals, in which the names of these functions are bound to the
 functions here. All other code of the family runs unchanged. A step updates a state tensor in place.
-If it gets the state's place in the pool instead (`kv.states.Placed`), it updates the pool's blocks.
+If it gets the state's place in the pool instead (`kv.states.StatePlace`), it updates the blocks.
 
 No family's name is known here. A module qualifies if its forward calls such a function for each
 part of its state, and if results on random rows agree with the module's own.
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.kv.states import GOES_ON, Placed, StateBlocks
+from beamwright.kv.states import GOES_ON, StateBlocks, StatePlace
 from beamwright.models.recurrent import Recurrent, StateCache, cache_of, near
 
 _Step = Callable[[Tensor, StateCache], Tensor]
@@ -138,9 +138,9 @@ _PLAIN = SimpleNamespace(
 # --- in a module's forward -------------------------------------------------------------------
 
 
-def _steps_for(state: Tensor | Placed) -> Any:
+def _steps_for(state: Tensor | StatePlace) -> Any:
     """Return an object with the three step functions for a state: in torch, or as kernels."""
-    if not isinstance(state, Placed):
+    if not isinstance(state, StatePlace):
         return _PLAIN
     from beamwright.models import step_kernels  # noqa: PLC0415 (loads Triton)
 
@@ -257,13 +257,13 @@ def _agrees(
     return near(pairs, _NEAR)
 
 
-def _placed(states: Mapping[str, Tensor]) -> dict[str, Placed]:
+def _placed(states: Mapping[str, Tensor]) -> dict[str, StatePlace]:
     """Present state tensors as blocks of a pool: one block holds the state of one row."""
     device = next(iter(states.values())).device
     table = torch.arange(_ROWS, dtype=torch.int32, device=device)[:, None]
     ways = torch.full((_ROWS,), GOES_ON, dtype=torch.int32, device=device)
     return {
-        kind: Placed(
+        kind: StatePlace(
             StateBlocks(part.view(torch.uint8).flatten(1), table, table, ways), 0, part.dtype
         )
         for kind, part in states.items()

@@ -17,9 +17,9 @@ from beamwright.counters import Counters, Progress
 from beamwright.engine.endings import (
     StopFinder,
     begins_thought,
+    cut_at_stop_string,
     delimiters,
     row_limit,
-    text_stopped,
 )
 from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
 from beamwright.errors import InputError, UnavailableError
@@ -92,7 +92,7 @@ class RemoteSteps(StepWriter):
         """True if a step runs or waits."""
         return bool(self._running or self._waiting)
 
-    def decode_as(self, root: Node, decoding: Decoding) -> None:
+    def set_decoding(self, root: Node, decoding: Decoding) -> None:
         """Set the decoding settings of one tree, until its root is released.
 
         Raises:
@@ -126,7 +126,7 @@ class RemoteSteps(StepWriter):
     def release(self, nodes: Iterable[Node]) -> None:
         """Drop all state of these nodes, and cancel each request whose nodes are all dropped."""
         for node in nodes:
-            self._decodings.forget(node)
+            self._decodings.discard(node)
             if (request := self._running.pop(node, None)) is not None:
                 request.nodes[request.nodes.index(node)] = None
                 if not request.live_nodes:
@@ -168,7 +168,7 @@ class RemoteSteps(StepWriter):
             if self.max_batch and running and running + len(nodes) > self.max_batch:
                 return
             row = self._row(nodes[0])
-            tokens, closing = row.limit.tokens, self._ends.closing(row)
+            tokens, closing = row.limit.tokens, self._ends.find_closing(row)
             if closing is not None:
                 tokens = min(tokens, closing.at - nodes[0].start)
             request = _PendingRequest([*nodes], RowLimit(max(1, tokens), row.limit.reason))
@@ -249,7 +249,7 @@ class RemoteSteps(StepWriter):
         """Convert a text to a decoded step, token by token, with local stop rules."""
 
         def add(token: int) -> None:
-            row.stop = self._ends.reason(row, [token])
+            row.stop = self._ends.find_reason(row, [token])
             row.tokens.append(token)
 
         if (failed := self._check_text(node, written, limit)) is not None:
@@ -257,16 +257,16 @@ class RemoteSteps(StepWriter):
         ids, row, closing = self._token_ids_of(written), self._row(node), None
         if begins_thought(node, self._marks) is None:
             step = row.decoding.step
-            row.thought, row.otherwise = None, row_limit(node, step, self._context)
+            row.thought, row.limit_outside_thought = None, row_limit(node, step, self._context)
             row.first_limit = row_limit(node, step, self._context, thought=True)
         if written.token_ids is None:  # tokenised here, it may be longer than on the server
             row.first_limit = RowLimit(max(len(ids), row.limit.tokens), row.limit.reason)
         for token in ids:
-            closing = closing or self._ends.closing(row)
+            closing = closing or self._ends.find_closing(row)
             if row.stop is not None or (closing and node.start + len(row.tokens) >= closing.at):
                 break
             add(token)
-        drawn, closing = len(row.tokens), closing or self._ends.closing(row)
+        drawn, closing = len(row.tokens), closing or self._ends.find_closing(row)
         node.usage["overrun"] += len(ids) - drawn
         if closing is not None and row.stop is None and node.start + drawn >= closing.at:
             for token in closing.ids:  # the message may itself contain a stop
@@ -295,7 +295,7 @@ class RemoteSteps(StepWriter):
         if written.token_ids is None and self._marks is None and whole and above is not None:
             text = above.text + written.text
         if row.stop is StopReason.STOP_STRING:
-            return text_stopped(text, row.node, row.decoding.step.stop_strings)
+            return cut_at_stop_string(text, row.node, row.decoding.step.stop_strings)
         return text
 
     def _check_text(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:

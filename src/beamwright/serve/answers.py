@@ -1,4 +1,4 @@
-"""Builds the parts of a reply that all endpoints share, and finds text that is final early.
+"""Parts of a reply that all endpoints share, and the text that can be streamed before the end.
 
 Text is final, and can be streamed, once every candidate that can still win begins with it. Thoughts
 (reasoning before the answer) are kept apart from the answer. No text after a thought is final
@@ -21,7 +21,7 @@ from itertools import accumulate
 from os.path import commonprefix
 from typing import Any
 
-from beamwright.engine.endings import text_before
+from beamwright.engine.endings import cut_before
 from beamwright.models.tokenizer import TextCodec
 from beamwright.serve.body import ApiError, read_arguments, strict_json
 from beamwright.serve.job import SearchJob, Told
@@ -39,7 +39,7 @@ _BROKEN = "\ufffd"  # decoded from the first bytes of an incomplete character
 
 
 def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
-    """Return a reply as one raw text, in which thoughts and their markers are included.
+    """Return the reply that ends in `node` as one raw text, with thoughts and their markers.
 
     The text ends before the stop string in `stops` that ended it.
     """
@@ -47,11 +47,11 @@ def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
     if codec is None or not any(step.thought for step in steps):
         return Told(said=node.text)
     text = codec.decode([token for step in steps for token in step.token_ids])
-    return Told(said=text_before(text, stops if node.stop is StopReason.STOP_STRING else ()))
+    return Told(said=cut_before(text, stops if node.stop is StopReason.STOP_STRING else ()))
 
 
 def told(node: Node) -> Told:
-    """Return a reply split into thought and answer.
+    """Split the reply that ends in `node` into thought and answer.
 
     Text between two thoughts belongs to the answer, unlike in `Node.said`.
     """

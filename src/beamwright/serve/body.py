@@ -1,4 +1,4 @@
-"""Request bodies: reads bytes into checked fields, or refuses them with a one-line error.
+"""Request bodies: parse and validate JSON, or refuse it with a one-line error.
 
 A body's size is checked before parsing, and parsing runs off the event loop. A field that would
 change an answer is either honoured or refused, never ignored. Pydantic checks the types. `NEUTRAL`

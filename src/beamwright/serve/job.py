@@ -223,7 +223,7 @@ class SearchJob:
         self._changed.set()
 
 
-# --- what is asked ---------------------------------------------------------------------------
+# --- from a request to jobs ------------------------------------------------------------------
 
 _PLAIN = {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
 # The (n, width) of a `reasoning_effort`. `none` and `minimal` take one sample, and `medium` takes
@@ -240,7 +240,7 @@ _WHOLE = ("n", "width", "seed", "token_budget", "max_tokens")
 
 @dataclass(frozen=True)
 class RequestReader:
-    """Turns the fields of requests into jobs for one server.
+    """Factory of jobs from the fields of requests, for one server.
 
     name: the generator's name. search: the search settings of the server's recipe.
     seed: the seed of searches that name none; None for a random seed per search.

@@ -1,4 +1,4 @@
-"""Reports on a running server: Prometheus metrics, the gauges of its live page, and its health.
+"""Monitoring of a running server: Prometheus metrics, gauges of the live page, health checks.
 
 `Metrics` listens to the request queue and counts jobs as they begin and end. All other figures are
 read from the solver at the time of a request.
@@ -84,7 +84,7 @@ class Metrics(Collector, Listener):
         if solution.goodput_tok_s is not None:
             self._goodput.observe(solution.goodput_tok_s)
 
-    # --- who reads ---------------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------
 
     def text(self) -> bytes:
         """Render all metrics in Prometheus's format."""

@@ -1,4 +1,4 @@
-"""The request queue: submits the searches of all requests to a solver and informs listeners."""
+"""RequestQueue: admission control, submission of searches to the solver, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RequestQueue:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything except the request that decides an answer: version and settings."""
+        """Hash of the server's version and settings, which decide an answer beside the request."""
         settings = self.solver.settings.model_dump(mode="json")
         facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
         return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"

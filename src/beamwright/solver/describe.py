@@ -1,7 +1,4 @@
-"""Makes the `Solution` of a search that has ended or was stopped.
-
-It combines the final candidates of the tree, the differences of counters, and the warnings.
-"""
+"""Make the `Solution` of an ended search: final candidates, statistics, warnings and receipt."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.counters import PHASES, Counters, ratio_or_none
-from beamwright.engine.decisions import cut_short, note_answers, policy_name
+from beamwright.engine.decisions import policy_name, store_answers, unfinished_paths
 from beamwright.engine.split import MovingSplit
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
@@ -50,17 +47,17 @@ _TOKENISED_HERE = (
 )
 
 
-# --- how a search has ended -------------------------------------------------------------------
+# --- candidates -------------------------------------------------------------------------------
 
 
 def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
-    """Return the final candidates: finished nodes, then nodes that a limit cut off.
+    """Return the last nodes of the final candidates: finished paths, then unfinished ones.
 
-    Both kinds are in lineage order. If there are more than `n` in all, the best-scored of the
-    cut-off nodes are kept. If a deadline passed during a round, paths that were not decoded in it
-    end one step earlier. If a path was asked again, its best answer is returned.
+    Both kinds are in lineage order. If there are more than `n` in all, the best-scored unfinished
+    paths are kept. If a deadline passed during a round, paths that were not decoded in it end one
+    step earlier. If a path got further user turns, its best answer is returned.
     """
-    finished, unfinished = tree.finished(), [*tree.candidates(), *cut_short(tree)]
+    finished, unfinished = tree.finished(), [*tree.candidates(), *unfinished_paths(tree)]
     if n is not None:
         best = ranked(unfinished)[: max(0, n - len(finished))]
         unfinished = [leaf for leaf in unfinished if leaf in best]
@@ -68,16 +65,16 @@ def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
 
 
 def complete_nodes(tree: SearchTree) -> list[Node]:
-    """Return the candidates that are valid whenever a search is stopped.
+    """Return the candidates that an interrupted search can report at any time.
 
-    They are finished paths, and answers about which the model was asked again.
+    They are finished paths, and answers that were followed by a further user turn.
     """
-    unfinished = [leaf for leaf in (*tree.candidates(), *cut_short(tree)) if has_turn(leaf)]
+    unfinished = [leaf for leaf in (*tree.candidates(), *unfinished_paths(tree)) if has_turn(leaf)]
     return [best_answer_node(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
 def candidate_of(node: Node) -> Candidate:
-    """Return a final node as the public `Candidate`."""
+    """Make the public `Candidate` of a path from its last node."""
     asked = any(child.turn is not None for child in node.children)
     return Candidate(
         answer=node.answer,
@@ -95,11 +92,11 @@ def candidate_of(node: Node) -> Candidate:
     )
 
 
-# --- what is measured ------------------------------------------------------------------------
+# --- statistics ------------------------------------------------------------------------------
 
 
 class Meter:
-    """Measures the work while a tree is in flight, as the difference of two sets of counters.
+    """Maker of solutions. It measures a tree's work as the difference of counters before and after.
 
     moving: moves memory between the models; None if their shares are fixed.
     """
@@ -110,12 +107,12 @@ class Meter:
         self.moving: MovingSplit | None = None
 
     def mark(self) -> Mark:
-        """Return the current time and all counters; the current phase is counted up to now."""
+        """Return the current time and a copy of all counters, for a later difference."""
         self.accounting.now()
         return time.perf_counter(), self._machinery.counted()
 
     def solution(self, run: TreeRun, request: Request, nodes: list[Node] | None = None) -> Solution:
-        """Return the solution of a request.
+        """Make the solution of a request.
 
         nodes: the candidates, if the search was stopped early.
 
@@ -131,7 +128,7 @@ class Meter:
                 nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:
             raise PolicyError(f"strategy {search.search} ended the search without a candidate")
-        note_answers(run.answers, nodes)
+        store_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))
         ended = [(each.vote, each.score, each.stop in COMPLETE_STOPS) for each in candidates]
         votes, scores, complete = map(list, zip(*ended, strict=True))
@@ -169,9 +166,9 @@ class Meter:
         new: Mapping[str, Counters],
         wall_s: float,
     ) -> dict[str, Any]:
-        """Return the solution's figures.
+        """Return the solution's statistics by field name.
 
-        new: the counts since the request was admitted.
+        new: what the counters gained since the request was admitted.
         wall_s: the seconds since then.
         """
         machinery, engine = self._machinery, new["engine"]
@@ -269,7 +266,7 @@ class Meter:
         }
 
     def _kv(self, run: TreeRun, settings: Settings, new: Mapping[str, Counters]) -> result.KVStats:
-        """Return the figures about KV on both tiers."""
+        """Return the statistics of KV on the device and the host."""
         machinery, plan = self._machinery, self._machinery.plan
         if machinery.generator is None:
             return result.KVStats()

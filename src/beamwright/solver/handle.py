@@ -1,7 +1,4 @@
-"""Handles of submitted problems, the thread that solves them, and a lock for one call at a time.
-
-This module knows threads and event loops. Of a search it knows only that it ends.
-"""
+"""Asynchronous solving: futures of submitted problems, and the thread that solves them."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from beamwright.solver.solution import Solution
 
 Stream = Generator[tuple[Request, Outcome], None, None]
 
-# Seconds that the interpreter's exit waits for the thread; a user's verifier may never return.
+# Timeout in seconds for the thread at the interpreter's exit; a user's verifier may never return.
 _EXIT_S = 5.0
 
 
 class Submitted(Protocol):
-    """A submitted problem, in this process or on a replica."""
+    """Interface of a submitted problem, in this process or on a replica of a cluster."""
 
     on_round: RoundCallback | None
     begun: bool
@@ -38,11 +35,11 @@ class Submitted(Protocol):
 
 
 class Handle:
-    """A submitted problem and its future result. It is solved whether or not a caller waits for it.
+    """Future of a submitted problem. The problem is solved whether or not a caller waits.
 
     `await handle` waits for the result in an event loop.
 
-    future: the future of its solution. Cancelling the future does not cancel the search.
+    future: the future of the solution. Cancelling the future does not cancel the search.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class Handle:
         self.future: Future[Solution] = Future()
         self.future.set_running_or_notify_cancel()  # `future.cancel()` now has no effect
         self._on_round = request.on_round
-        request.on_round = self._hear
+        request.on_round = self._report_round
 
     def __repr__(self) -> str:
         state = "running" if self.begun else "waiting"
@@ -71,19 +68,19 @@ class Handle:
 
     @property
     def begun(self) -> bool:
-        """True once its search has begun; before that, it waits to be admitted."""
+        """True once the search has begun; before that, it waits to be admitted."""
         return self._request.begun
 
     def done(self) -> bool:
-        """Return True if it is solved, has failed, or is cancelled."""
+        """Return True if the problem is solved, has failed, or is cancelled."""
         return self.future.done()
 
     def result(self, timeout: float | None = None) -> Solution:
         """Wait for the solution, at most `timeout` seconds.
 
         Raises:
-            BeamwrightError: if the search failed, or `Cancelled`. Its `partial` has the candidates
-                that were finished before.
+            BeamwrightError: if the search failed, or `Cancelled`. The error's `partial` has the
+                candidates that were finished before.
             TimeoutError: if it takes longer; the search goes on.
             InputError: in a callback of the same solver, which would wait for itself.
         """
@@ -99,7 +96,7 @@ class Handle:
         """Wait for the solution in an event loop; see `result`."""
         return asyncio.wrap_future(self.future).__await__()
 
-    def _hear(self, report: RoundReport) -> None:
+    def _report_round(self, report: RoundReport) -> None:
         """Pass a round's report to the user's callback, and cancel the search if that raises."""
         try:
             if self._on_round is not None:
@@ -119,10 +116,9 @@ class Handle:
 
 
 class OneAtATime:
-    """A lock with which calls from several threads take turns.
+    """Lock that lets one call at a time use a solver; calls from other threads wait.
 
-    A call from inside a call is refused. Only one search may use a solver's KV, budgets and peak
-    counters at a time.
+    A call from inside a call, such as from a callback, is refused.
     """
 
     def __init__(self) -> None:
@@ -131,15 +127,15 @@ class OneAtATime:
         self._stream: Callable[[], Stream | None] = lambda: None
 
     def stream(self, stream: Stream) -> Stream:
-        """Remember a stream of outcomes that is read one by one, and return it.
+        """Register a stream of outcomes (`solve_many`), and return it.
 
-        A call that returns a stream keeps its turn until the last outcome has been read.
+        The call that returned the stream holds the lock until the last outcome has been read.
         """
         self._stream = weakref.ref(stream)
         return stream
 
     def give_up(self) -> None:
-        """Close the stream that this thread is reading.
+        """Close the stream that this thread is reading, so that a new call can begin.
 
         If the thread is inside the running stream, nothing happens here, and `turn` refuses the
         call later.
@@ -150,7 +146,7 @@ class OneAtATime:
                 stream.close()
 
     def check_outside(self) -> None:
-        """Check that this thread is not inside a call, because it would wait for itself.
+        """Check that this thread is not inside a call, where it would wait for itself.
 
         Raises:
             InputError: if it is.
@@ -163,7 +159,7 @@ class OneAtATime:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until the calls of other threads have ended, and make further calls wait.
+        """Hold the lock for a block, after the calls of other threads have ended.
 
         Raises:
             InputError: if this thread is inside a call.
@@ -213,8 +209,8 @@ class SubmitQueue:
             handle = self._handles.pop(request)
         handle.settle(Cancelled())
 
-    def _next(self, has_place: bool, is_idle: bool) -> Request | None:
-        """Return the next request, see `Arrivals`.
+    def _next(self, has_room: bool, is_idle: bool) -> Request | None:
+        """Return the next request to admit, or None; see `Arrivals`.
 
         If the queue is empty and the scheduler is idle, the thread ends. The next `submit` starts
         another.
@@ -223,7 +219,7 @@ class SubmitQueue:
             first = next(iter(self._waiting), None)
             if first is None and is_idle:
                 self._forget_thread()
-            if first is None or (first.draws and not has_place):
+            if first is None or (first.draws and not has_room):
                 return None
             return self._waiting.take()
 

@@ -1,7 +1,7 @@
-"""The machinery of a solver: models, memory and counters that all its problems share.
+"""Machinery: what all problems of a solver share: models, memory plan, KV caches, batch, counters.
 
-It is built from the settings in the order in which the memory number is spent: models, tiers,
-schedule, verifier, batch. It knows no problem (LBS, section 4; FlashTTS, 4.3).
+It is built from the settings in the order in which the memory number (`--memory`) is spent: models,
+KV tiers, schedule, verifier, batch (LBS, section 4; FlashTTS, 4.3).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import capture_passes
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
-from beamwright.engine.selftest import kind, settle_rows
+from beamwright.engine.selftest import kind, set_least_rows
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.split import MovingSplit
 from beamwright.engine.tensor_rows import make_running_batch
@@ -69,13 +69,13 @@ _SMALLER = "use a smaller model, int8 or int4 weights, or a narrower --dtype"
 
 
 class Machinery:
-    """Loads the models, divides the memory number, and tests whether results depend on the batch.
+    """Loaded models with their memory and KV caches, shared by all problems of a solver.
 
     settings: the settings with all `auto` values replaced. Everything after this point reads these.
     threads: the number of torch's threads, and the reason for it.
-    exact: True if results of the models here do not depend on the batch.
+    exact: True if the models are batch-invariant on this machine (`engine.selftest`).
     token_stats: names of the statistics that are kept of every token.
-    payoff: what earlier problems have shown about the gain of speculation.
+    payoff: measurements of earlier problems, of whether speculation saves time.
     not_captured: reasons why decode steps run as plain calls and not as captured graphs.
     batch: the writer that decodes the steps of all trees.
 
@@ -135,7 +135,7 @@ class Machinery:
             # Test all groups, without a short circuit: each learns how few rows it may compute at a
             # time.
             decoders = [([each.decoder for each in of], of[0].tested) for of in alike.values()]
-            self.exact = all([settle_rows(*group) for group in decoders])
+            self.exact = all([set_least_rows(*group) for group in decoders])
         give_back()
 
     # --- loading -----------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Machinery:
     def _verifier_source(
         self, model: ModelSettings, verifier: Verifier | None, generator: LoadedModel | None = None
     ) -> VerifierSource:
-        """Return the verifier, or what it is made from: a loaded model and how to use it."""
+        """Return the user's verifier, or the loaded model and format to make verifiers from."""
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
@@ -251,7 +251,7 @@ class Machinery:
         self.verifiers = [source.on(scorer) for scorer in self.scorers]
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:
-        """Return the writer of steps: the running batch, or the client of a remote server."""
+        """Create what decodes steps: the running batch, or the client of a remote server."""
         settings, stats, remote = self.settings, self.token_stats, self.remote
         for model in self.tree_models:
             capture_passes(settings.schedule.graphs, model, self.not_captured.append)
@@ -290,7 +290,7 @@ class Machinery:
     def _plan(
         self, backend: AttentionBackend | None = None, *, tails_apart: bool = True
     ) -> MemoryPlan:
-        """Divide the memory number.
+        """Divide the memory number into KV budgets.
 
         backend: the attention backend, if its kernels may read KV in place.
         tails_apart: True if the rows' tails are kept outside the blocks.
@@ -309,7 +309,7 @@ class Machinery:
         )
 
     def _host_tiers(self) -> list[HostOptions]:
-        """Return the host tier of each model. The models can hold equally many tokens there."""
+        """Return the host tier of each model, with room for equally many tokens of each."""
         schedule, count = self.settings.schedule, self.settings.schedule.verifiers
         total, wire = host_kv_bytes(self.settings), Wire(schedule.link_bandwidth)
         own = int(total * self.plan.tokens_part)
@@ -322,7 +322,7 @@ class Machinery:
 
         return [tier(own), *(tier((total - own) // count) for _ in range(count))]
 
-    # --- what there is -----------------------------------------------------------------------
+    # --- models, counters and threads --------------------------------------------------------
 
     @property
     def verifier(self) -> Verifier:
@@ -356,7 +356,7 @@ class Machinery:
         return {name: digest and digest.result() for name, digest in digests.items()}
 
     def counted(self) -> dict[str, Counters]:
-        """Return the counts so far, of the "engine" and of each model's KV."""
+        """Return copies of all counters: of the "engine", and of each model's KV by role."""
         engine = self.batch.counts.copy()
         if self.tiers:
             moved = self.tiers[0].link.bytes_moved

@@ -1,6 +1,6 @@
-"""The memory plan: divides one number into the KV budgets of generator, verifier and host.
+"""Memory plan: divide one number (`--memory`) into KV budgets of generator, verifier and host.
 
-It also gives advice if a budget was too small. This module knows sizes, but no models and no torch.
+It also gives advice if a budget was too small.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREFILL_TOKENS = 4096  # limit on a batch, see `models.prefill`
 # tokens.
 _TAIL_TOKENS = 256
 _LEAST_TAIL_TOKENS = 16
-# Tails get at most one part in 4 of the memory that is left for KV, its working copies and tails.
+# Tails get at most a quarter of the memory that is left for KV, its working copies and tails.
 _TAILS_PART = 4
 # The share of a card's free memory that may be used. The rest covers fragmentation and libraries.
 _FREE_SHARE = 0.9
@@ -47,11 +47,11 @@ _TOKENS_OF_A_ROW = 128  # Assumed tokens of a tree per beam; shared tokens count
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of one model with a given dtype.
+    """Memory needs of one model in a given dtype, in bytes.
 
     storage, kv_dtype: how projection weights and KV are stored.
-    scores: True for a verifier on a card. Its memory covers reading a step of every row at a time.
-        On a CPU this memory is not part of the number.
+    scores: True for a verifier on a GPU. Its activations then cover reading one step of every row
+        in one call. On a CPU these are not part of the number.
     parts: the number of verifiers that run at a time over one copy of the weights (`--verifiers`).
         Each has its own part of the KV.
     """

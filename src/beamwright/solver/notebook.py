@@ -1,4 +1,4 @@
-"""Progress of searches, as one line in a notebook's cell. Outside notebooks nothing is shown."""
+"""Progress line of searches in a notebook's cell. Outside notebooks nothing is shown."""
 
 from __future__ import annotations
 

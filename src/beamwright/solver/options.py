@@ -1,4 +1,4 @@
-"""The options of a `Solver` with their types: the settings, and the options of built-in parts.
+"""Options of `Solver` and its calls with their types: settings, and options of built-in parts.
 
 `options.pyi` in the same folder gives type checkers and editors the same types; `make stubs` writes
 it. Options that a plugin declares are accepted by name, but no type checker knows them.

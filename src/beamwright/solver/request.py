@@ -1,9 +1,8 @@
-"""Settings and user objects of a problem, read and checked, and the request made from them.
+"""Read and check the arguments of a call to `Solver`, and make requests of them.
 
 A user may pass an object in the place of a name: a strategy, a verifier, or stop functions. It is
 checked for the methods that it needs, and checkpoints name it by its identity. A declared class
-becomes a setting with its name. A request is a problem that waits or runs. This module knows no
-models.
+becomes a setting with its name. A request is a problem that waits or runs.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class UserParts:
 
 @dataclass(frozen=True)
 class ProblemSettings:
-    """Everything that one problem is solved with: settings, strategy, and the user's objects.
+    """Settings, strategy and user objects with which one problem is solved.
 
     given: the settings as the user wrote them.
     settings: the given settings with defaults and `auto` replaced.
@@ -139,12 +138,12 @@ class ProblemSettings:
         return cls.of(settings, parts)
 
     def settled(self, settings: Settings) -> ProblemSettings:
-        """Return the problem settings with the machinery's `settings`, where `auto` is replaced."""
+        """Return a copy with the machinery's `settings`, in which `auto` is replaced."""
         given = self.given.model_copy(update={"model": settings.model})
         return replace(self, given=given, settings=settings)
 
     def changed(self, options: Mapping[str, Any]) -> ProblemSettings:
-        """Return the problem settings with a problem's own options in the place of these.
+        """Return a copy in which a problem's own options replace the solver's.
 
         Raises:
             InputError: for a bad option, or an option that all problems of a solver share.
@@ -191,10 +190,10 @@ class ProblemSettings:
     def with_time(
         self, models: Iterable[LoadedModel | RemoteGenerator | None], now: str | None = None
     ) -> ProblemSettings:
-        """Return the problem settings with the time that chat templates see, if they read it.
+        """Return a copy with a fixed time for chat templates, if one of these models' reads it.
 
-        The time is fixed here, so that later renderings give the same text: it is the setting, or
-        `now`, or the current time.
+        Later renderings then give the same text. The time is the setting, or `now`, or the current
+        time.
         """
         codecs = (None if model is None else model.codec for model in models)
         settings = self.settings
@@ -205,7 +204,7 @@ class ProblemSettings:
         return replace(self, settings=settings.model_copy(update={"step": step}))
 
     def decoding(self, sees: Sees) -> Decoding:
-        """Return how tokens are sampled and where steps end.
+        """Return the sampling and step settings for the engine.
 
         A thought is one step if the verifier does not score thoughts, unless `--thought-steps` is
         set.
@@ -225,18 +224,18 @@ class ProblemSettings:
 
 @dataclass(eq=False)
 class Request:
-    """One problem that waits or runs."""
+    """One problem in the solver's queue or in flight."""
 
     make_tree: Callable[[], SearchTree]  # called again if the tree did not fit next to others
     problem: ProblemSettings
     asked: Problem | int  # the problem, or the number of tokens of a synthetic prompt
     on_round: RoundCallback | None = None
     save: CheckpointWriter | None = None  # writes its checkpoints
-    # Adds a checkpoint's rounds or given steps to the run.
+    # Called before the search begins, to restore a checkpoint or to give steps that are scored.
     prepare: Callable[[TreeRun], None] | None = None
     draws: bool = True  # False if no steps are sampled, so it needs no slots
     priority: int = 0  # a larger one goes first
-    # Start of its deadline on `time.perf_counter`; None: when it begins.
+    # Time from which the deadline counts, on `time.perf_counter`; None: when the search begins.
     submitted_s: float | None = None
     begun: bool = False  # True once its search has begun
     cancelled: bool = False  # True to end the search; set by any thread
@@ -245,10 +244,9 @@ class Request:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting that count against its deadline.
+        """Seconds in the queue that count against the deadline, at most all of it.
 
-        They are at most the whole deadline, so that scoring still gets the grace period of the
-        executor.
+        Scoring then still gets the executor's grace period.
         """
         deadline_s = self.problem.settings.stop.deadline
         if self.submitted_s is None or deadline_s is None:

@@ -1,8 +1,4 @@
-"""RequestScheduler: runs the requests of a solver, several at a time, each to its outcome.
-
-It knows which requests are in flight, which have to run alone, and how a search ends. It knows no
-settings and no threads.
-"""
+"""RequestScheduler: admit a solver's requests to the engine, and return each one's outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from functools import partial
 from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, TreeAdmission
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PATIENCE_S, make_executor, overlaps
+from beamwright.engine.executor import PATIENCE_S, gets_thread, make_executor
 from beamwright.engine.scoring import Judged
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
@@ -40,27 +36,26 @@ from beamwright.verify.spec import aggregate
 Outcome = Solution | BeamwrightError
 
 
-# Function that returns the next request, or None if no request may start now.
-#
-# It is called as `arrivals(has_place, is_idle)`. `has_place` is False if no further search fits;
-# only a request with given steps may start then. If the scheduler is idle, None ends its run.
+# Source of requests. `arrivals(has_room, is_idle)` returns the next request, or None if none may
+# start now. `has_room` is False if no further search fits; only a request with given steps may
+# start then. If the scheduler is idle, None ends its run.
 Arrivals = Callable[[bool, bool], Request | None]
 
 
 def arrivals_of(requests: Iterable[Request]) -> Arrivals:
-    """Return the arrivals of a known list of requests.
+    """Make `Arrivals` from a list of requests.
 
-    A request with a larger priority comes first; requests of equal priority keep their order.
+    A larger priority comes first; requests of equal priority keep their order.
     """
     ordered = iter(sorted(requests, key=lambda request: -request.priority))
-    return lambda has_place, _: next(ordered, None) if has_place else None
+    return lambda has_room, _: next(ordered, None) if has_room else None
 
 
 class RequestScheduler:
-    """Runs requests to their outcomes. An error of one request is its outcome; the others continue.
+    """Runner of requests, several at a time. An error of one request does not affect the others.
 
-    A request that did not fit next to others is tried again alone. With `--executor auto`,
-    generator and verifier share their memory in turns from then on.
+    A request whose KV did not fit next to others is tried again alone. With `--executor auto`,
+    generator and verifier then stop running concurrently, so that they can share their memory.
     """
 
     def __init__(
@@ -95,7 +90,7 @@ class RequestScheduler:
         machinery, settings = self._machinery, self._machinery.settings.schedule
         models, verifier = (machinery.generator, *machinery.scorers), machinery.verifier
         exact, threads = machinery.exact, machinery.threads.count
-        beside = overlaps(
+        beside = gets_thread(
             settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=threads
         )
         accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
@@ -118,7 +113,7 @@ class RequestScheduler:
 
     @property
     def _may_take_turns(self) -> bool:
-        """True if the models have fixed memory shares only because `auto` gave them two threads."""
+        """True if models that run concurrently now could take turns, and so share their memory."""
         machinery = self._machinery
         fixed = machinery.moving is not None and self._meter.moving is None
         return fixed and machinery.settings.schedule.executor == "auto"
@@ -142,15 +137,15 @@ class RequestScheduler:
                     self._cancel()
                     if self._live and not self._ended:
                         if self._meter.moving is not None:
-                            self._meter.moving.look(self._live)
-                        self._settle(self._engine.step())
+                            self._meter.moving.rebalance(self._live)
+                        self._record_outcomes(self._engine.step())
                 if not (self._live or self._ended or self._alone):
                     return
                 while self._ended:
                     yield self._ended.popleft()
         except (BeamwrightError, KeyboardInterrupt) as error:
             self._engine.abort()
-            stopped = self._stopped(error, self._live)
+            stopped = self._make_error(error, self._live)
             if stopped is error:
                 raise
             raise stopped from error
@@ -159,7 +154,7 @@ class RequestScheduler:
             if self._live:
                 machinery.batch.abort()
 
-    # --- who comes ---------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------
 
     def _admit(self, arrivals: Arrivals) -> None:
         """Admit requests while there is room.
@@ -175,8 +170,8 @@ class RequestScheduler:
             else:
                 live = self._live.items()
                 drawn = {run: each.problem.settings.search.n for run, each in live if each.draws}
-                has_place = self._admission.has_place(drawn, self._engine.num_open)
-                request = arrivals(has_place, not live)
+                has_room = self._admission.has_room(drawn, self._engine.num_open)
+                request = arrivals(has_room, not live)
             if request is None:
                 return
             self._begin(request)
@@ -190,8 +185,11 @@ class RequestScheduler:
         request.begun = True
         search = problem.settings.search
         try:
-            judges, tree = Judged.by(machinery.verifier, search.verify_every), request.make_tree()
-            machinery.batch.decode_as(tree.root, problem.decoding(judges.sees))
+            judges, tree = (
+                Judged.for_verifier(machinery.verifier, search.verify_every),
+                request.make_tree(),
+            )
+            machinery.batch.set_decoding(tree.root, problem.decoding(judges.sees))
             known = search.model_extra or {}, tree.root.problem_text
             answers = make_answers(search.answers, *known)
         except InputError as error:
@@ -216,21 +214,21 @@ class RequestScheduler:
         self._live[run], request.since = request, self._meter.mark()
         for other in self._live.values():
             other.ran_with_others |= len(self._live) > 1
-        self._settle(self._engine.admit(run))
+        self._record_outcomes(self._engine.admit(run))
 
-    # --- how they end ------------------------------------------------------------------------
+    # --- outcomes ----------------------------------------------------------------------------
 
     def _cancel(self) -> None:
         """End the searches whose requests were cancelled."""
         for run in [run for run, request in self._live.items() if request.cancelled]:
             self._engine.cancel(run)
             run.error = Cancelled()
-            self._settle([run])
+            self._record_outcomes([run])
 
-    def _settle(self, ended: Sequence[TreeRun]) -> None:
-        """Record the outcomes of ended trees.
+    def _record_outcomes(self, ended: Sequence[TreeRun]) -> None:
+        """Record the solution or error of each ended tree.
 
-        A tree that did not fit next to others is queued to run alone.
+        A tree whose KV did not fit next to others is queued to run alone.
         """
         for run in ended:
             request = self._live.pop(run)
@@ -239,7 +237,7 @@ class RequestScheduler:
                 request.ran_with_others = False
                 self._alone.append(request)
             elif run.error is not None:
-                self._stopped(run.error, {run: request})
+                self._make_error(run.error, {run: request})
                 self._ended.append((request, run.error))
             else:
                 solution = self._meter.solution(run, request)
@@ -249,10 +247,10 @@ class RequestScheduler:
                     request.save.end(answer=solution.answer, chosen=chosen, **said)
                 self._ended.append((request, solution))
 
-    def _stopped(
+    def _make_error(
         self, error: BeamwrightError | KeyboardInterrupt, ended: Mapping[TreeRun, Request]
     ) -> BeamwrightError | Interrupted:
-        """Return the error to raise for these ended trees, with advice and finished candidates.
+        """Add advice, and the candidates so far (`partial`), to an error that ended these trees.
 
         The candidates are set if exactly one tree ended. If its user stopped it and no path is
         finished, they are unfinished paths.

@@ -1,8 +1,7 @@
-"""Replaces open settings such as `auto` by concrete values for the given models and machine.
+"""Resolve settings that are `auto`: the schedule, sparse decoding, and the number of rows.
 
-These are the schedule, sparse decoding and its attention, and the number of rows that it has room
-for. Settings that do not fit the model are refused. This module knows settings, sizes and this
-machine, and loads no models (LBS, section 4; AsyncSpade).
+The values follow from the models' sizes and this machine. Settings that do not fit the model are
+refused. No model is loaded here (LBS, section 4; AsyncSpade).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Candidate:
     thought_tokens: int  # tokens of these thoughts
 
     def to_json(self) -> dict[str, Any]:
-        """Return its part of the output of `solve --json`, without empty notes and thoughts."""
+        """Return the candidate as in the output of `solve --json`, without empty notes."""
         absent: tuple[str, ...] = () if self.notes else ("notes",)
         absent += () if self.thought_tokens else ("said", "thought", "thought_tokens")
         return {name: value for name, value in asdict(self).items() if name not in absent}
@@ -241,7 +241,10 @@ class SpeculationStats(CounterView):
 
 @dataclass(frozen=True)
 class TimeStats:
-    """Seconds by phase; each instant counts once. both_s: scoring during decoding or planning."""
+    """Seconds by phase; each instant counts once.
+
+    both_s: time in which scoring and decoding (or planning) ran concurrently.
+    """
 
     total_s: float
     decode_s: float

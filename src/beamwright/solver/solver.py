@@ -294,7 +294,7 @@ class Solver:
             asked,
             problem,
             on_round,
-            prepare=lambda run: run.give(given),
+            prepare=lambda run: run.give_paths(given),
             draws=False,
             priority=priority,
             submitted_s=time.perf_counter(),

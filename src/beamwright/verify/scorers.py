@@ -1,4 +1,4 @@
-"""Verifiers without a second model: the generator's own token statistics, and functions of a user.
+"""Verifiers without a second model: log-probability, entropy, DeepConf, and a user's functions.
 
 The tree stores the log-probability of each sampled token under the distribution at temperature 1.
 Further statistics of the distribution are computed and stored only if a scorer names them in
@@ -22,9 +22,8 @@ _BOTTOM = 10  # `bottom_groups` takes the lowest tenth of the groups
 
 # Function from the confidences of a path's tokens and the window to a score.
 Measure = Callable[[Sequence[float], int], float]
-# Function from the problem's text and the texts of a path's steps to the score of the last step.
-#
-# None: the function gives no score.
+# Function from the problem's text and the texts of a path's steps to the score of the last step;
+# None for no score.
 ScoreFunction = Callable[[str, list[str]], float | None]
 
 
