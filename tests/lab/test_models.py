@@ -95,7 +95,7 @@ def test_a_process_that_ends_or_hangs_costs_its_own_row(monkeypatch):
     said = families.run("llama", None, 60.0, 1)["error"]
     assert said == "the process ended, exit code 3"
     monkeypatch.setattr(families, "report", lambda *given: time.sleep(60))
-    assert families.run("llama", None, 0.1, 1)["error"] == "not done in 0 s"
+    assert families.run("llama", None, 0.1, 1)["error"] == "no result in 0 s"
 
 
 # --- files -----------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Where the time of the engine goes on this machine."""
+"""Benchmarks of single features of the engine on this machine."""

@@ -1,9 +1,9 @@
-"""Drafts from the tree: passes, what is accepted, tokens a second; all trees must be the same.
+"""Measure drafts from the tree: passes, acceptance, tokens a second; all trees must be equal.
 
 `searches`: problems of bundled:test on the bundled models. `replay`: random weights of a larger
-shape, whose texts repeat nothing, so that what they wrote without drafts is what is drafted, right
-as often as is said: the acceptance is an input, the seconds are measured. Sides take turns in
-every round.
+shape, whose texts repeat nothing; there the text written without drafts is drafted, each token
+right with probability --acceptance. So acceptance is an input, seconds are measured. Sides take
+turns in every round.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _COLUMNS = (
     *("accepted a pass", "tokens/s", "faster", "equal trees"),
 )
 
-# A side's solutions, and seconds of each round.
+# A side's solutions of the last round, and decode seconds of each round.
 Measured = tuple[list[Solution], list[float]]
 
 
 class Replayed(Drafts):
-    """Drafts what rows are known to write, each token right with this chance."""
+    """Draft source that knows each row's text; each token is right with probability `chance`."""
 
     def __init__(self, tree: SearchTree, most: int, chance: float) -> None:
         super().__init__(most)
@@ -38,7 +38,7 @@ class Replayed(Drafts):
         self._chance, self._rng = chance, random.Random(0)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """It knows all there is."""
+        """Do nothing: all texts are known."""
 
     def draft(
         self,
@@ -54,7 +54,7 @@ class Replayed(Drafts):
 
 
 def searches(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the bundled models."""
+    """Measure the bundled models; return a row for each n and number of drafts."""
     problems = [p.problem for p in load_problems("bundled:test", args.problems).problems]
     rows = []
     for n in args.n:
@@ -72,7 +72,7 @@ def searches(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def replay(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of random weights."""
+    """Measure random weights; return a row for each n, acceptance and number of drafts."""
     rows = []
     options = {"search": "best-of-n", "choose": "majority", "verifier": "none", "width": 1}
     options |= {"step_tokens": args.tokens, "max_tokens": args.tokens, "ignore_eos": True}
@@ -97,7 +97,7 @@ def replay(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measured(sides: Mapping[str, Sequence[tuple[Solver, Any]]], rounds: int) -> dict[str, Measured]:
-    """Solutions of every side's last round, and decode seconds of each round."""
+    """Run all sides in turns; return their solutions, and decode seconds of each round."""
     last: dict[str, list[Solution]] = {}
 
     def side(name: str) -> float:

@@ -1,1 +1,1 @@
-"""The stages of `check.py`, their runner and their report."""
+"""The GPU check: benchmark stages for one card, their runner and their report."""

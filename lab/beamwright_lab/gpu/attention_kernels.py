@@ -1,14 +1,14 @@
-"""Attention kernels on a GPU: time against the time that their bytes, or FLOPs, need at least.
+"""Stage `kernels`: time attention kernels against the floor set by their bytes or FLOPs.
 
-Layers of a model's heads. A decode step must read every distinct token of KV once, the rows' tails,
-and queries and contexts; that over the measured copy bandwidth is the floor. A prefill's floor is
-its FLOPs over the measured matrix-product rate, if that is longer. Each measurement is one replay
-of a CUDA graph between two events, behind a write that is larger than the L2 cache: a layer after
-the other, so that their code is warm and their KV is not, as in a step. Microseconds are of one.
-`eager` is the same launched from Python. The torch backend runs beside it, on the same tensors.
+A decode step must read every distinct KV token once, the rows' tails (KV newer than the last full
+block), and queries and contexts; these bytes over the measured copy bandwidth are the floor. A
+prefill's floor is its FLOPs over the measured matrix-product rate, if that is longer. Each
+measurement replays a CUDA graph of several layers in sequence, after a write larger than the L2
+cache: code is warm and KV is cold, as in a real step. Times are microseconds per layer; `eager` is
+the same launched from Python. The torch backend runs beside it on the same tensors.
 
-Beside attention, the draw of 64 tokens from 151,936: torch's operations and one kernel, which has
-to read the logits.
+Also timed: sampling from 64 rows of 151,936 logits, by torch's operations and by one kernel, whose
+floor is reading the logits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from beamwright.sections import SamplingSettings
 from beamwright_lab.common import say
 from beamwright_lab.gpu.context import Context, one_line, release
 
-HEADS = {  # kv_heads, group, head_dim; in order of value, for there may be time for the first only
+HEADS = {  # kv_heads, group, head_dim; most important first, as time may run out
     "qwen2.5-1.5b": (2, 6, 128),
     "opt-6.7b": (32, 1, 128),
     "qwen2.5-7b": (4, 7, 128),
@@ -52,12 +52,11 @@ _MATRIX = 8192
 
 @dataclass(frozen=True)
 class Attended:
-    """What is attended.
+    """A case of attention to time.
 
     layout: `tree` (a trunk, then a fan of `width` children per level), `shared` (one prefix) or
-        `separate` (nothing shared).
-    length: tokens of each path; step: tokens of a segment; tail: of each row, not yet sealed.
-    chunk: new tokens per row; None is a decode step of one.
+    `separate` (nothing shared). length: tokens of each path. step: tokens of a segment. tail:
+    tokens per row newer than its segments. chunk: new tokens per row; None means a decode step.
     """
 
     name: str
@@ -93,7 +92,7 @@ def cases() -> list[Attended]:
 
 @dataclass
 class Kernels:
-    """A store with the case's segments, and the inputs of one step."""
+    """A case's KV segments in a store, and the inputs of one step."""
 
     case: Attended
     store: SegmentStore
@@ -103,7 +102,7 @@ class Kernels:
 
     @property
     def stored_tokens(self) -> int:
-        """Distinct tokens of KV; with a copy per row, every row's own."""
+        """Number of distinct KV tokens, or the sum over rows if nothing is shared."""
         parts = [part for path in self.paths for part in path]
         if not self.case.per_beam:
             parts = list({id(part.segment): part for part in parts}.values())
@@ -111,7 +110,7 @@ class Kernels:
 
     @property
     def needed_bytes(self) -> int:
-        """What a layer of a step must move at least."""
+        """Bytes that a layer of a step must move at least."""
         layout = self.store.pool.layout
         token_bytes = layout.bytes_per_token // layout.num_layers
         tails = 0 if self.case.chunk is not None else self.case.rows * self.case.tail
@@ -120,7 +119,7 @@ class Kernels:
 
     @property
     def flops(self) -> int:
-        """Of both products."""
+        """FLOPs of a layer's two attention products."""
         new = self.case.chunk or 1
         own = new * (new + 1) // 2 + (0 if self.case.chunk else self.case.tail)
         seen = sum(part.visible for path in self.paths for part in path) * new
@@ -128,9 +127,9 @@ class Kernels:
         return 4 * heads * head_dim * (seen + self.case.rows * own)
 
     def step(self, name: str) -> tuple[Callable[[int], torch.Tensor], Callable[[], None]]:
-        """A function that attends in a layer, and one that gives back what that took.
+        """Return a function that attends in a layer, and one that frees its resources.
 
-        name: of a backend; a plain `tree` or `dense` is torch.
+        name: a backend; `tree`, `dense` and `reference` are torch's.
         """
         pool = self.store.pool
         known = (pool.storage.device, pool.layout.dtype) if name.startswith("triton") else ()
@@ -144,7 +143,7 @@ class Kernels:
         return lambda layer: view.attend(layer, self.query, self.key_value), close
 
     def _tail(self, backend: Any) -> tuple[Any, Callable[[], None]]:
-        """The rows' own tokens, all as the current one, and what frees them."""
+        """Fill the rows' tails with copies of the current token; return them and their closer."""
         pool, rows, count = self.store.pool, self.case.rows, self.case.tail
         if not backend.writes_blocks:
             tails = RowTails(self.store, 256)
@@ -167,7 +166,7 @@ class Kernels:
 
 
 def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
-    """Segments of random KV, and random queries."""
+    """Build a case with random KV and random queries."""
     kv_heads, group, head_dim = HEADS[case.model]
     layout = KVLayout(_LAYERS, kv_heads, head_dim, dtype)
     tokens = (case.rows if case.per_beam else 1) * case.length + 4 * case.rows * case.step + 1024
@@ -188,13 +187,13 @@ def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
     paths = _grow(case, extend)
     total = case.rows * (case.chunk or 1)
     heads = kv_heads * group
-    product = draw(total, heads + 2 * kv_heads, head_dim)  # as a model has both
+    product = draw(total, heads + 2 * kv_heads, head_dim)  # fused, as in a model
     key_value = product[:, heads:].unflatten(1, (2, kv_heads))
     return Kernels(case, store, paths, product[:, :heads], key_value)
 
 
 def _grow(case: Attended, extend: Callable[[Path, int], Path]) -> list[Path]:
-    """Paths in depth-first order."""
+    """Build the case's paths, in depth-first order."""
     if case.layout == "separate":
         return [extend((), case.length) for _ in range(case.rows)]
     if case.layout == "shared":
@@ -212,7 +211,7 @@ def _grow(case: Attended, extend: Callable[[Path, int], Path]) -> list[Path]:
 
 
 class Clock:
-    """Microseconds of a call on the device, with a cold L2 cache."""
+    """Stopwatch for device work with a cold L2 cache."""
 
     def __init__(self, repeats: int) -> None:
         self._repeats = repeats
@@ -220,7 +219,7 @@ class Clock:
         self._flush = torch.empty(max(4 * l2_bytes, 2**28), dtype=torch.uint8, device="cuda")
 
     def us(self, call: Callable[[], Any]) -> float:
-        """Median over the repeats."""
+        """Median microseconds of a call."""
         for _ in range(3):
             call()
         pairs = []
@@ -236,7 +235,7 @@ class Clock:
 
 
 def graph_of(call: Callable[[], Any]) -> Callable[[], None]:
-    """The call as a CUDA graph; what it does on the host happens here, once."""
+    """Capture a call as a CUDA graph and return its replay; host work runs only here."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -249,7 +248,7 @@ def graph_of(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def ceilings(clock: Clock, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes per second of a copy (read and written), and FLOP/s of a matrix product."""
+    """Measure bytes/s of a copy (reads plus writes), and FLOP/s of a matrix product."""
     source = torch.randn(_COPY_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
     copy_s = clock.us(lambda: target.copy_(source)) / 1e6
@@ -259,7 +258,7 @@ def ceilings(clock: Clock, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def measure(bench: Kernels, clock: Clock, bandwidth: float, flops: float) -> list[dict[str, Any]]:
-    """The kernels, and torch beside them."""
+    """Time our kernel and torch's backend; return a row of each."""
     case = bench.case
     layout = "dense" if case.per_beam else "tree"
     floor_us = 1e6 * max(bench.needed_bytes / bandwidth, bench.flops / flops)
@@ -293,8 +292,7 @@ def measure(bench: Kernels, clock: Clock, bandwidth: float, flops: float) -> lis
 def _timed(
     clock: Clock, calls: Sequence[Callable[[], object]], num_bytes: int, floor_us: float
 ) -> dict[str, float]:
-    """Microseconds of each of some calls in sequence, captured and eager, beside the least that
-    these bytes and products take."""
+    """Mean microseconds of calls in sequence, captured and eager, beside the floor."""
 
     def all_calls() -> None:
         for call in calls:
@@ -317,7 +315,10 @@ def draws(
     device: str,
     sampling: SamplingSettings = SamplingSettings(),  # noqa: B008 (frozen)
 ) -> tuple[torch.Tensor, dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]]]:
-    """Logits, and each way to draw a token of every row: tokens and their log-probabilities."""
+    """Return logits, and a sampling function by implementation (torch, triton).
+
+    Each function returns the rows' tokens and their log-probabilities.
+    """
     generator = torch.Generator(device).manual_seed(0)
     logits = torch.randn(num_rows, vocab, generator=generator, device=device).to(dtype)
     keys = stack_keys([lineage_key(0, (0, row)) for row in range(num_rows)], logits.device)
@@ -336,7 +337,7 @@ def draws(
 def measure_draws(
     work: str, sampling: SamplingSettings, clock: Clock, bandwidth: float, dtype: torch.dtype
 ) -> list[dict[str, Any]]:
-    """The kernels, and torch beside them. difference: the largest of log-probabilities."""
+    """Time sampling by torch and by our kernel. difference: largest in log-probabilities."""
     logits, ways = draws(*_DRAW, dtype, "cuda", sampling)
     tokens, logprobs = ways["torch"]()
     floor_us = 1e6 * logits.nbytes / bandwidth
@@ -361,9 +362,9 @@ def measure_draws(
 
 @torch.inference_mode()
 def run(context: Context) -> dict[str, Any]:
-    """Stage: a row for each draw and each case; what fails costs its own."""
+    """Time every sampling and attention case; an error costs only its own row."""
     if not context.on_gpu:
-        return {"skipped": "kernels are timed on a GPU"}
+        return {"skipped": "needs a GPU"}
     dtype = torch.bfloat16
     reason = why_no_kernels(torch.device(context.device), dtype)
     if reason is not None:

@@ -1,11 +1,11 @@
-"""Everything worth measuring on a GPU, in one budget below ten minutes; resumable.
+"""Run all GPU measurements within one time budget (below ten minutes); resumable.
 
-    python -m beamwright_lab.gpu.check                       # on cuda, then the table
-    python -m beamwright_lab.gpu.check --report              # the table of what there is
-    python -m beamwright_lab.gpu.check --smoke --device cpu  # the same code at a tiny scale
+    python -m beamwright_lab.gpu.check                       # measure on cuda, then print a table
+    python -m beamwright_lab.gpu.check --report              # only print the table
+    python -m beamwright_lab.gpu.check --smoke --device cpu  # the same code with tiny sizes
 
-Each stage is a process with a time budget of its own, and every row is written as it is measured.
-Needs no network, pip or make; what a machine lacks is named (`docs/develop/gpu-check.md`).
+Each stage is a process with its own time budget, and every row is saved as soon as it is measured.
+Needs no network, pip or make; missing packages are reported (`docs/develop/gpu-check.md`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from beamwright_lab.gpu.context import (
 from beamwright_lab.gpu.runner import OK, Journal, Plan, Stage, run_stages
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
-# In order of what is learnt per second: name, seconds, the least that is worth starting, and the
-# module and function, if they are called otherwise.
+# Most informative first: name, budget in seconds, fewest seconds worth starting with, function.
 STAGES: tuple[tuple[str, int, int, str], ...] = (
     ("graphs", 20, 8, "graphs.run"),
     ("roofline", 70, 20, "roofline.run"),
@@ -67,13 +66,12 @@ STAGES: tuple[tuple[str, int, int, str], ...] = (
 _READS = {"simulator": ("link", *FIGURES)}
 _SMOKE_LEAST_S = 0.2
 _OUT = Path(__file__).resolve().parents[1] / "results" / "gpu_check"
-_TORCH_ALONE = ("link",)  # its ceilings are measured without the engine
-_WITH_VLLM = ("vllm", "vllm-7b")  # left out where that is missing, unless they are asked for
+_TORCH_ALONE = ("link",)  # its ceilings need torch only
+_WITH_VLLM = ("vllm", "vllm-7b")  # skipped without vLLM, unless named in --only
 
 
 def stages(arguments: argparse.Namespace) -> list[Stage]:
-    """The stages as commands of this very module, from the repository root; in the order of
-    `--only`, where there is one."""
+    """Return the stages as commands of this module, in the order of `--only` if given."""
     common = ["--device", arguments.device, "--out", str(arguments.out)]
     if arguments.smoke:
         common.append("--smoke")
@@ -111,30 +109,30 @@ def parse() -> argparse.Namespace:
         description=(__doc__ or "").partition("\n")[0], epilog=f"stages: {', '.join(names)}"
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, default=_OUT, help="folder of all results")
+    parser.add_argument("--out", type=Path, default=_OUT, help="folder for results")
     parser.add_argument("--budget", type=float, default=500, help="seconds for the whole run")
     parser.add_argument("--only", nargs="+", choices=names, default=[], metavar="STAGE")
-    parser.add_argument("--again", nargs="*", choices=names, metavar="STAGE", help="none: all")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to try the code itself")
-    parser.add_argument("--link-bandwidth", help="emulate a slower link, such as 12GB/s; labelled")
-    parser.add_argument("--report", action="store_true", help="only print and write the table")
+    parser.add_argument("--again", nargs="*", choices=names, metavar="STAGE", help="rerun (all)")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the code")
+    parser.add_argument("--link-bandwidth", help="emulate a slower link, such as 12GB/s")
+    parser.add_argument("--report", action="store_true", help="only print and save the table")
     parser.add_argument("--stage", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-# --- the whole -------------------------------------------------------------------------------
+# --- the whole run ---------------------------------------------------------------------------
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Run what is missing; 1 if a stage has failed, 2 if there is no such device."""
+    """Run unfinished stages; return 1 if a stage failed, 2 without torch or the device, else 0."""
     say = partial(print, file=sys.stderr, flush=True)
     if missing := missing_wheels({"torch": "torch", **ENGINE, **TESTS, "triton": "triton"}):
         say(f"missing wheels: {', '.join(missing)}")
     if missing_wheels({"torch": "torch"}):
         return 2
     if arguments.device != "cpu" and not has_device(arguments.device):
-        say(f"--device {arguments.device}: no such device; --smoke --device cpu tries the code")
+        say(f"--device {arguments.device}: no such device; --smoke --device cpu tests the code")
         return 2
     names = [name for name, *_ in STAGES]
     again = arguments.again
@@ -185,7 +183,7 @@ def _journal(arguments: argparse.Namespace) -> Journal:
 
 
 def report(arguments: argparse.Namespace) -> str:
-    """The table of what there is; also written."""
+    """Return the table of all results so far, and write it to `summary.md`."""
     results = _journal(arguments).results()
     for name, *_ in STAGES:
         results.setdefault(name, {"stage": name, "status": "not run", "data": {}})
@@ -215,7 +213,7 @@ def _link_bandwidth(arguments: argparse.Namespace) -> int | None:
 
 
 def run_stage(arguments: argparse.Namespace) -> int:
-    """The process of one stage; its error, if any, is part of its result."""
+    """Run one stage in this process; return 1 if its result has an error."""
     journal = _journal(arguments)
     context = Context(
         stage=arguments.stage,
@@ -233,7 +231,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
     extra = (arguments.stage,) if arguments.stage in FIGURES else ()
     try:
         run = getattr(importlib.import_module(f"beamwright_lab.gpu.{module}"), function)
-        gc.freeze()  # as the command line does: what libraries hold is no garbage
+        gc.freeze()  # as the CLI does: garbage collection skips library objects
         data: dict[str, Any] = run(context, *extra)
     except Exception as error:
         traceback.print_exc()

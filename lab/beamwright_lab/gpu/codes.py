@@ -1,10 +1,10 @@
-"""What weights in 8 and 4 bits save of a captured token by counting. Predicted, not measured.
+"""Predict what 8-bit and 4-bit weights save per captured decode step. Counted, not measured.
 
     python -m beamwright_lab.gpu.codes
 
-Seconds as in `costs`, whose two numbers were fitted to an H100 with 16-bit weights: bytes are those
-that the kernel for codes reads, launches those of the code as it is. What unpacking takes beside
-reading is not in them.
+Seconds as in `costs`, which is fitted to an H100 with 16-bit weights. Bytes are those that the
+kernel for quantised weights reads; launches are counted in the current code. The time to unpack
+weights is left out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from beamwright_lab.gpu.costs import CARD_NAMES, Fit, fitted, measured_steps, wo
 SHAPES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "llama-3.1-8b", "qwen2.5-14b")
 STORAGES = (Storage.PLAIN, Storage.INT8, Storage.INT4)
 PATHS = (1, 16, 64)
-_COUNTED = 16  # rows; as many launches as of any number to 64
+_COUNTED = 16  # rows; any number up to 64 has as many launches
 
 
 def predicted(fit: Fit, name: str, storage: Storage) -> dict[str, Any]:
-    """Gigabytes of weights that a token reads, and its milliseconds by card and paths."""
+    """Return gigabytes of weights read per step, and milliseconds by card and number of paths."""
     shape = shape_from_text(name)
     saved = weight_bytes(shape, 2) - weight_bytes(shape, 2, storage)
     works = {paths: work_of(shape, paths, launches(name, storage)) for paths in PATHS}
@@ -45,7 +45,7 @@ def predicted(fit: Fit, name: str, storage: Storage) -> dict[str, Any]:
 
 @cache
 def launches(name: str, storage: Storage) -> tuple[int, int]:
-    """Of a layer, and beside the layers."""
+    """Count a step's launches: per layer, and outside the layers."""
     from beamwright_lab.gpu.launches import step_launches  # loads Triton
 
     one, two = (

@@ -1,7 +1,7 @@
-"""Triton's compiled kernels as one small file, which another machine with such a card can use.
+"""Pack Triton's compiled kernels into one small file, for another machine with the same card.
 
-Only what is loaded again goes along: binaries, what is known of them, launchers. Triton writes
-whole paths into its lists of files; they are turned to where the cache is unpacked.
+Only files that Triton loads are packed: binaries, their metadata, launchers. Triton stores absolute
+paths in its file lists; `unpack` rewrites them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LOADED = {".cubin", ".json", ".so"}
 
 
 def pack(cache: Path, file: Path) -> None:
-    """What is in the cache, over whatever the file was."""
+    """Replace `file` by an archive of the cache."""
     partial = file.with_suffix(".tmp")
     with tarfile.open(partial, "w:gz", compresslevel=6) as tar:
         for each in sorted(cache.rglob("*")):
@@ -24,7 +24,7 @@ def pack(cache: Path, file: Path) -> None:
 
 
 def unpack(file: Path, cache: Path) -> None:
-    """Nothing where there is no such file."""
+    """Extract an archive into the cache; do nothing if the file does not exist."""
     if not file.exists():
         return
     with tarfile.open(file) as tar:

@@ -1,6 +1,6 @@
-"""What a stage knows: its device, size and time, where its rows go, and the machine under test.
+"""The context of a GPU check's stage, and facts about the machine under test.
 
-Names, versions, clocks and free memory are read and never set. Needs no torch to be imported.
+Clocks and other settings are read, never set. Importing this module needs no torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOW = (
 VLLM_PYTHON = "BEAMWRIGHT_VLLM_PYTHON"
 _PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "beamwright")
 
-# What each stage imports, directly or not: module, and the wheel that brings it.
+# Modules that stages import, directly or not, and the wheels that bring them.
 ENGINE = {
     "numpy": "numpy", "pydantic": "pydantic", "pydantic_core": "pydantic-core",
     "annotated_types": "annotated-types", "typing_inspection": "typing-inspection",
@@ -56,12 +56,11 @@ TESTS = {
 
 @dataclass
 class Context:
-    """Given to every stage.
+    """Settings of a stage, and where its results go.
 
-    smoke: tiny sizes, on whatever device; the code is the same.
-    journal: of all stages; out: the folder that it lies in, for files beside it.
-    link_bandwidth: bytes/s of an emulated, slower link.
-    earlier: what a run with the same settings has found already.
+    smoke: tiny sizes on any device; the code is the same. journal: results of all stages; `out` is
+    its folder. link_bandwidth: bytes/s of an emulated, slower link, or None. earlier: data that a
+    run with the same settings saved.
     """
 
     stage: str
@@ -87,16 +86,16 @@ class Context:
 
     @property
     def left_s(self) -> float:
-        """Seconds that this stage still has."""
+        """Seconds left for this stage."""
         return self.seconds - (time.monotonic() - self.started_s)
 
     def save(self, data: Mapping[str, Any]) -> None:
-        """What has been found so far: it outlives whatever happens to this process."""
+        """Save the data so far, so that they survive a crash of this process."""
         self.journal.save(self.stage, data, self._saved)
         self._saved |= deepcopy(dict(data))
 
     def finish(self, data: Mapping[str, Any]) -> None:
-        """The whole result."""
+        """Save the whole result."""
         self.save({"error": None, **data})
         self._facts("at_end")
 
@@ -107,9 +106,10 @@ class Context:
         work: Iterable[tuple[Mapping[str, Any], Callable[[], dict[str, Any]]]],
         least_s: float = 0.0,
     ) -> None:
-        """A row of `data[name]` for each piece of work, written as it is measured.
+        """Run each piece of work and append its row to `data[name]`, saving every row.
 
-        An error costs its own row; what has less than `least_s` left is named under `not_run`.
+        An error becomes the row's `error`. Work with less than `least_s` left is listed in
+        `not_run`.
         """
         for what, measure in work:
             if self.left_s < least_s and not self.smoke:
@@ -120,7 +120,7 @@ class Context:
             release(self.device)
 
     def data_of(self, stage: str) -> dict[str, Any] | None:
-        """What another stage has found, if anything."""
+        """Return another stage's data; None if it has none."""
         return self.journal.results().get(stage, {}).get("data") or None
 
     def _facts(self, when: str) -> None:
@@ -129,7 +129,7 @@ class Context:
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done all that was queued."""
+    """Wait until the device has finished all queued work."""
     import torch
 
     if device != "cpu":
@@ -137,7 +137,7 @@ def synchronize(device: str) -> None:
 
 
 def release(device: str) -> None:
-    """Give back what dropped objects held."""
+    """Free the memory of dropped objects."""
     import torch
 
     gc.collect()
@@ -146,15 +146,15 @@ def release(device: str) -> None:
 
 
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What it finds, or its error: a failure costs one row."""
+    """Call `work`; return its row, or its error as a row."""
     try:
         return work()
-    except Exception as error:  # the other rows are worth having
+    except Exception as error:
         return {"error": one_line(error)}
 
 
 def is_fatal(row: Mapping[str, Any]) -> bool:
-    """True for an error after which this process can do nothing more on the device."""
+    """True for a CUDA error, after which this process cannot use the device."""
     return "CUDA error" in row.get("error", "")
 
 
@@ -168,19 +168,19 @@ def one_line(error: BaseException) -> str:
 
 
 def missing_wheels(modules: Mapping[str, str]) -> list[str]:
-    """Wheels whose modules cannot be found here; nothing is imported."""
+    """List the wheels whose modules are not installed; nothing is imported."""
     return [wheel for module, wheel in modules.items() if find_spec(module) is None]
 
 
 def missing_vllm() -> str:
-    """Why there is no vLLM here, if so."""
+    """Explain why vLLM cannot run here; empty if it can."""
     if find_spec("vllm") or VLLM_PYTHON in os.environ:
         return ""
-    return f"no vllm here: install it, or name an interpreter that has it in {VLLM_PYTHON}"
+    return f"vllm is not installed: install it, or set {VLLM_PYTHON} to a Python that has it"
 
 
 def device_name(device: str) -> str:
-    """Short and fit for a file name: `nvidia-h200`, or `cpu`."""
+    """Return a short name that is fit for a file name: `nvidia-h200`, or `cpu`."""
     if device == "cpu":
         return "cpu"
     name = str(_smi(_CARD, device).get("name") or _torch_name(device))
@@ -188,7 +188,7 @@ def device_name(device: str) -> str:
 
 
 def has_device(device: str) -> bool:
-    """True if torch is here and can use it."""
+    """True if torch is installed and can use the device."""
     if find_spec("torch") is None:
         return False
     import torch
@@ -198,12 +198,12 @@ def has_device(device: str) -> bool:
 
 
 def versions() -> dict[str, str | None]:
-    """Installed packages that matter here."""
+    """Versions of the packages that matter here; None if not installed."""
     return {name: _version(name) for name in _PACKAGES}
 
 
 def card(device: str) -> dict[str, Any]:
-    """What does not change while stages run."""
+    """Facts of the card that do not change, such as its driver and memory."""
     return _smi(_CARD, device) if device != "cpu" else {"name": "cpu"}
 
 
@@ -213,7 +213,7 @@ def facts_now(device: str) -> dict[str, Any]:
 
 
 def source_state() -> dict[str, str | None]:
-    """Which code is measured: the commit, where known, and a digest of the sources themselves."""
+    """Identify the measured code: the commit (None if unknown) and a digest of the sources."""
     files = [*(_ROOT / "src").rglob("*.py"), *(_ROOT / "lab").rglob("*.py")]
     found = {PurePosixPath(file.relative_to(_ROOT)): file.read_bytes() for file in files}
     lines = _git("rev-parse", "--short=12", "HEAD")
@@ -221,7 +221,7 @@ def source_state() -> dict[str, str | None]:
 
 
 def digest(files: Mapping[PurePosixPath, bytes]) -> str:
-    """Twelve hex digits of files by their paths from the root."""
+    """Twelve hex digits that identify paths and contents of files."""
     found = hashlib.sha256()
     for path in sorted(files):
         found.update(str(path).encode() + files[path])
@@ -229,8 +229,10 @@ def digest(files: Mapping[PurePosixPath, bytes]) -> str:
 
 
 def commit_of(sources: str, among: int = 200) -> str | None:
-    """The latest commit with these sources, among the last ones here: what was measured may have
-    been a working tree whose git stood at an older commit."""
+    """Find the latest commit with these sources; None if the last `among` have others.
+
+    Git may have reported an older commit, if a changed working tree was measured.
+    """
     commits = _git("log", f"-{among}", "--format=%h").decode().split()
     return next((commit for commit in commits if _sources_of(commit) == sources), None)
 
@@ -249,7 +251,7 @@ def _bytes_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _git(*words: str) -> bytes:
-    """What git says of this checkout; nothing where there is none."""
+    """Return git's output in this checkout; empty if it fails."""
     command = ["git", *words]
     try:
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, check=True, timeout=30)
@@ -266,7 +268,7 @@ def _version(name: str) -> str | None:
 
 
 def _smi(names: tuple[str, ...], device: str) -> dict[str, Any]:
-    """What nvidia-smi says of the card; empty where it is missing or does not answer."""
+    """Query nvidia-smi for these fields; empty if it fails."""
     index = device.partition(":")[2] or "0"
     query = f"--query-gpu={','.join(names)}"
     try:

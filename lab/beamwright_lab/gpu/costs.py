@@ -1,15 +1,15 @@
-"""A captured token's cost by counting: launches, bytes and FLOPs, beside what a card measured.
+"""Predict a captured decode step from counted launches, bytes and FLOPs, beside measured steps.
 
     python -m beamwright_lab.gpu.costs
-    python -m beamwright_lab.publish gpu_costs --write      # the block of pages
+    python -m beamwright_lab.publish gpu_costs --write      # update the tables in the docs
 
     seconds = launches * LAUNCH_S + sqrt(memory_s^2 + compute_s^2) + rows * HOST_ROW_S
 
-memory_s: weights, visible KV and activations at a share of the data sheet's bandwidth; compute_s:
-products at the share of its FLOP/s that `plan.machines` assumes for all cards. Launches are counted
-in the code as it is (`launches`). Two numbers, LAUNCH_S and the share, are fitted to an H100's
-decode steps; HOST_ROW_S is that card's step less its replay, by row. Other cards are predicted with
-the same numbers, an H200 before it was measured.
+memory_s: weights, visible KV and activations at a share of the data sheet's bandwidth. compute_s:
+matrix products at the share of its FLOP/s that `plan.machines` assumes for all cards. Launches are
+counted by running the code (`launches`). LAUNCH_S and the bandwidth share are fitted to an H100's
+decode steps; HOST_ROW_S is that card's step time minus its graph replay, per row. The same numbers
+predict other cards; the H200's prediction was written before it was measured.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ PATHS = (1, 16, 64, 256)
 MEASURED_CARD = "h100"
 MEASURED_CARDS = (MEASURED_CARD, "h200")
 _FIGURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
-_PROMPT, _OWN = 128, 96  # tokens that a path sees in `roofline`: shared, and its own in the mean
+_PROMPT, _OWN = 128, 96  # tokens that a path sees in `roofline`: shared, and its own on average
 _ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a token of all paths takes. read_bytes: weights and visible KV; activation_bytes: what
-    kernels leave for one another."""
+    """Counted work of one decode step: a token for every path.
+
+    read_bytes: weights and visible KV. activation_bytes: intermediate tensors, written and read.
+    """
 
     launches: int
     rows: int
@@ -56,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Fit:
-    """launch_s: of each launch, with what waits behind it. share: of the data sheet's bandwidth."""
+    """The fitted numbers: seconds per launch, and the share of the data sheet's bandwidth."""
 
     launch_s: float
     share: float
@@ -70,7 +72,7 @@ class Fit:
 
 
 def work_of(shape: ModelShape, paths: int, launches: tuple[int, int]) -> Work:
-    """launches: of a layer, and beside the layers."""
+    """Count the work of a step. launches: per layer, and outside the layers."""
     rows, of_layer, beside = -(-paths // 8) * 8, *launches
     kv_bytes = shape.kv_bytes_per_token(_ELEMENT_BYTES) * (_PROMPT + paths * _OWN)
     return Work(
@@ -83,13 +85,13 @@ def work_of(shape: ModelShape, paths: int, launches: tuple[int, int]) -> Work:
 
 
 def _activation_bytes(shape: ModelShape) -> int:
-    """Of a row: what products, norms, rotation, gate and the draw read and write."""
+    """Bytes of activations that the kernels of one row read and write, all layers and sampling."""
     from beamwright.models.streaming import parts_of  # loads Triton
 
     hidden, inner = shape.hidden, shape.intermediate
     query = shape.heads * shape.head_dim
     heads = query + 2 * shape.kv_heads * shape.head_dim
-    norms = 2 * 4 * hidden  # twice: two read, two written
+    norms = 2 * 4 * hidden  # two norms, each reads two and writes two
     products = (hidden + heads) + (query + hidden) + (hidden + 2 * inner) + inner
     between = 2 * heads + 3 * query + 3 * inner  # rotation, attention, gate
     parts = 2 * 4 * parts_of(hidden, inner) * hidden  # float32, written and read
@@ -99,7 +101,7 @@ def _activation_bytes(shape: ModelShape) -> int:
 
 @cache
 def launches_of(name: str, paths: int, capability: tuple[int, int]) -> tuple[int, int]:
-    """Of a layer, and beside the layers, in the code as it is."""
+    """Count a step's launches in the current code: per layer, and outside the layers."""
     from beamwright_lab.gpu.launches import step_launches  # loads Triton
 
     shape = shape_from_text(name)
@@ -114,7 +116,7 @@ def launches_of(name: str, paths: int, capability: tuple[int, int]) -> tuple[int
 
 
 def measured_steps(card: str = MEASURED_CARD) -> list[Mapping[str, Any]]:
-    """Decode steps with graphs, as a card measured them (`gpu.check --only roofline`)."""
+    """Return a card's measured decode steps with graphs (`gpu.check --only roofline`)."""
     steps = _stages(card)["roofline"]["steps"]
     return [row for row in steps if row["graphs"] == "auto" and not row["deterministic"]]
 
@@ -126,19 +128,22 @@ def _stages(card: str) -> Mapping[str, Any]:
 
 
 def copied_share() -> float:
-    """Of the data sheet's bandwidth, what a copy within that card reaches: the pages' 100 %."""
+    """Share of its data-sheet bandwidth that a copy within the H100 reaches (100 % in the docs)."""
     ceiling = _stages(MEASURED_CARD)["roofline"]["ceiling"]
     return float(ceiling / card_profile(CARDS[MEASURED_CARD]).device_bandwidth)
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> Fit:
-    """The least squares of relative errors: of shares in thousandths, each with its best launch."""
+    """Fit to measured steps by least squares of relative errors.
+
+    Tries bandwidth shares from 0.700 to 1.000, each with its best launch time.
+    """
     fits = (_with_launches(share / 1000, rows) for share in range(700, 1001))
     return min(fits, key=lambda fit: sum(error(fit, row) ** 2 for row in rows))
 
 
 def _with_launches(share: float, rows: Sequence[Mapping[str, Any]]) -> Fit:
-    """Errors are linear in a launch's seconds."""
+    """Solve for the launch time at this share; errors are linear in it."""
     at_none = [error(Fit(0.0, share), row) for row in rows]
     slopes = [error(Fit(1.0, share), row) - none for row, none in zip(rows, at_none, strict=True)]
     product = sum(none * slope for none, slope in zip(at_none, slopes, strict=True))
@@ -146,7 +151,7 @@ def _with_launches(share: float, rows: Sequence[Mapping[str, Any]]) -> Fit:
 
 
 def error(fit: Fit, row: Mapping[str, Any], card: str = MEASURED_CARD) -> float:
-    """Of a measured step's time, relative."""
+    """Relative error of a predicted step time: 0.1 means 10 % above the measured time."""
     name = row["model"]
     launches = launches_of(name, row["batch"], CARDS[card].capability)
     work = work_of(shape_from_text(name), row["batch"], launches)
@@ -157,7 +162,7 @@ def error(fit: Fit, row: Mapping[str, Any], card: str = MEASURED_CARD) -> float:
 
 
 def sheet() -> dict[str, Any]:
-    """The fit with its errors, and a row for each shape, card and number of paths."""
+    """Return the fit, its errors, and a row for each shape, card and number of paths."""
     fit = fitted(measured_steps())
     measured = {
         (card, row["model"], row["batch"]): row
@@ -209,7 +214,7 @@ def _row(
 
 
 def block(found: Mapping[str, Any]) -> str:
-    """The table of pages: a line for each model and number of paths."""
+    """Render the docs' table: a line for each model and number of paths."""
     rows = found["rows"]
     lines: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:

@@ -1,9 +1,8 @@
-"""Stages: the searches of the LBS paper's figures on this device, one model shape per stage.
+"""Stages `figures-*`: searches of the LBS paper's figures, one model shape per stage.
 
-Random weights: only sizes matter. Every point gets a part of the stage's time as its deadline; a
-search that is cut off there is kept as far as it came, and says so. Points that had no time are
-run when the stage is. A point that fails - a schedule
-that this device cannot run, KV that does not fit - has its error line as its result.
+Random weights, as only sizes matter. A point is one search; its deadline is a part of the stage's
+time. A search that is cut off there is kept and marked; points without time run the next time. A
+point that fails, for example because its KV does not fit, has its error as result.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from beamwright_lab.gpu.points import WIDTH, Point, shrunk, stage_points
 from beamwright_lab.gpu.simulator import pack_tree
 from beamwright_lab.lbs.cases import VARIANTS
 
-# With less than the first number a point is not started; the second is worth leaving others out.
+# Fewest seconds to start a point, and seconds that are worth leaving later points out.
 _LEAST_S, _GOOD_S = 4.0, 14.0
 _SMOKE_LEAST_S, _SMOKE_GOOD_S = 0.1, 0.2
-_FREE_SHARE = 0.7  # of the free device memory, for KV that is to stay there
+_FREE_SHARE = 0.7  # of the free device memory, for KV of in-GPU points
 
 
 def run(context: Context, stage: str) -> dict[str, Any]:
-    """See the module."""
+    """Measure the stage's points that have no result yet; stop at a CUDA error."""
     points = stage_points(stage)
     points = shrunk(points) if context.smoke else points
     points, earlier = _left_over(points, context.earlier)
@@ -62,7 +61,10 @@ def run(context: Context, stage: str) -> dict[str, Any]:
 def _left_over(
     points: Sequence[Point], earlier: Mapping[str, Any]
 ) -> tuple[list[Point], list[dict[str, Any]]]:
-    """What is still to be run, and the rows to keep; the point that stopped the stage is last."""
+    """Return the points to run, and the earlier rows to keep.
+
+    The point during which the stage stopped comes last.
+    """
     kept = [row for row in earlier.get("points", []) if "error" not in row or is_fatal(row)]
     measured, stopped = {row["name"] for row in kept}, earlier.get("underway")
     left = [point for point in points if point.name not in measured]
@@ -72,7 +74,10 @@ def _left_over(
 def _deadline_s(
     points: Sequence[Point], left_s: float, least_s: float, good_s: float
 ) -> float | None:
-    """The first point's seconds: its share among as many of the next as can have a good time."""
+    """Return seconds for the first point; None with less than `least_s` left.
+
+    The time left is divided among as many of the next points as leave it `good_s`.
+    """
     if left_s < least_s:
         return None
     count = len(points)
@@ -90,7 +95,7 @@ def _share_s(points: Sequence[Point], left_s: float) -> float:
 
 @dataclass
 class _Watch:
-    """When each round ended, and the tree."""
+    """Round callback that records when each round ended, and the tree."""
 
     ends_s: list[float] = field(default_factory=lambda: [0.0])
     tree: Any = None
@@ -101,7 +106,7 @@ class _Watch:
 
 
 def measure(context: Context, point: Point, deadline_s: float) -> dict[str, Any]:
-    """One search; never raises for what the program refuses or cannot do."""
+    """Run one search and return its row; an exception becomes the row's error."""
     row = {**point.row(), "deadline_s": round(deadline_s, 1)}
     watch, timeline = _Watch(), Timeline()
     if context.on_gpu:
@@ -125,7 +130,7 @@ def measure(context: Context, point: Point, deadline_s: float) -> dict[str, Any]
 
 
 def options(context: Context, point: Point) -> dict[str, Any]:
-    """The solver's flat options for a point."""
+    """Return the solver options of a point."""
     element_bytes = 2 if context.on_gpu else 4
     token_bytes = shape_from_text(point.model).kv_bytes_per_token(element_bytes)
     found: dict[str, Any] = {
@@ -165,13 +170,13 @@ def _at_most_free(context: Context, num_bytes: int) -> int:
 
 
 def _warm_up(context: Context, point: Point) -> float | str:
-    """Compile and load what this layout and batch need: a few tokens, everything resident."""
+    """Compile kernels for a layout and batch with a short search; return seconds, or the error."""
     start = time.perf_counter()
     short = replace(point, variant="in-gpu", step=4, generate=8)
     try:
         with Solver(**{**options(context, short), "link_bandwidth": None}) as solver:
             solver.synthetic(point.prompt)
-    except Exception as error:  # the points themselves will say it again
+    except Exception as error:  # the points will report it, too
         return one_line(error)
     release(context.device)
     return round(time.perf_counter() - start, 2)
@@ -206,10 +211,13 @@ def _found(point: Point, solution: Solution, watch: _Watch) -> dict[str, Any]:
 
 
 def _by_round(timeline: Timeline, start_s: float, ends_s: Sequence[float]) -> dict[str, Any]:
-    """Bytes each way of the spans that ended in each round; what ends later is of the last one."""
+    """Sum transferred bytes per direction by the round in which a transfer ended.
+
+    Transfers that end after the last round count for it.
+    """
     found = {track: [0] * (len(ends_s) - 1) for track in ("h2d", "d2h")}
     for span in timeline.spans:
-        # A deadline ends a search behind the last round that is listed.
+        # At a deadline, transfers may end after the last listed round.
         number = bisect_left(ends_s[1:-1], span.end_s - start_s)
         if found.get(span.track):
             found[span.track][number] += int(span.args.get("bytes", 0))

@@ -1,9 +1,9 @@
-"""Stage: the first thing to know of a card. Do captured steps work, do kernels draw right?
+"""Stages `graphs` and `tests`: do captured steps and the sampling kernel work on this card?
 
-Steps as graphs against plain calls: equal tokens and log-probabilities, bit for bit, and graphs
-that were captured. Draws by one kernel against torch's. Then, where pytest is there, the
-repository's own tests that matter on a card, a row for each, the first case of each before the
-second of any: every case compiles kernels, and the time may end them.
+Steps as graphs must give the same tokens and log-probabilities as plain calls, bit for bit; one
+sampling kernel must agree with torch. `tests` runs the repository's own tests that matter on a
+card, a row each, if pytest is installed. The first case of each runs before the second of any,
+because every case compiles kernels and time may run out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TESTS = (
     "tests/attention/kernels/test_kernels.py",
     "tests/engine/test_draw_kernel.py",
 )
-_ABSENT_CARD = "compile"  # in the names of tests that compile for a card that is not there
+_ABSENT_CARD = "compile"  # in names of tests that compile for an absent card
 _LAST_TEST_S = 4.0
 _SHAPES = {
     "one layer": "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=128",
@@ -42,7 +42,7 @@ _SHAPES = {
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Compare graphs with plain steps, and the sampling kernel with torch."""
     data: dict[str, Any] = {"rows": []}
     shapes = dict([*_SHAPES.items()][:1]) if context.smoke else _SHAPES
     work = [
@@ -70,7 +70,7 @@ def _graphs(context: Context, shape: str) -> dict[str, Any]:
 
 
 def _drawn(context: Context, shape: str, graphs: str) -> tuple[list[Any], str, tuple[str, ...]]:
-    """Of every node what was drawn; what attended; warnings."""
+    """Return each node's tokens, log-probabilities and stop, the backend's name, and warnings."""
     trees: list[Any] = []
     with Solver(
         model=f"random:{shape}",
@@ -91,7 +91,7 @@ def _drawn(context: Context, shape: str, graphs: str) -> tuple[list[Any], str, t
 
 def _draws(context: Context) -> dict[str, Any]:
     if not context.on_gpu:
-        return {"skipped": "on a GPU"}
+        return {"skipped": "needs a GPU"}
     from beamwright_lab.gpu.attention_kernels import draws
 
     _, ways = draws(64, 151_936, torch.bfloat16, context.device)
@@ -105,7 +105,7 @@ def _draws(context: Context) -> dict[str, Any]:
 
 
 def run_tests(context: Context, tests: Sequence[str] = TESTS) -> dict[str, Any]:
-    """Stage: the tests in this very process, which the runner can end; a row as each ends."""
+    """Run the tests in this process, which the runner can kill; save a row after each."""
     import pytest
 
     data: dict[str, Any] = {"tests": []}
@@ -133,22 +133,22 @@ def run_tests(context: Context, tests: Sequence[str] = TESTS) -> dict[str, Any]:
 
     sessions: list[Any] = []
     files = [str(_ROOT / name) for name in tests]
-    # A warning that only CUDA gives is no failure.
+    # Warnings that only CUDA gives are no failures.
     options = ["-q", "-W", "default", "-p", "no:cacheprovider", f"--rootdir={_ROOT}"]
     code = pytest.main([*options, *files], [Rows()])
     outcomes = Counter(row["outcome"] for row in data["tests"])
     data["summary"] = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     if sessions and sessions[0].shouldstop:
-        data["summary"] += f" of {sessions[0].testscollected}, in the time there was"
+        data["summary"] += f" of {sessions[0].testscollected}, until the time was up"
     if outcomes["failed"] or not outcomes["passed"]:
         data["error"] = f"device tests: {data['summary']}, exit code {int(code)}"
     return data
 
 
 def first_cases_first(items: Sequence[Any]) -> list[Any]:
-    """Collected tests, the first case of each before the second of any.
+    """Order tests: the first case of each, then the second of each, and so on.
 
-    Without those that compile for a card that is not there.
+    Leaves out tests that compile for a card that is not there.
     """
     seen: Counter[str] = Counter()
     ranked = []

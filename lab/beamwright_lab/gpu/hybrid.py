@@ -1,13 +1,13 @@
-"""Stage: recurrent layers of hybrids. Their step kernels, searches of tiny hybrids, a decode step.
+"""Stage `hybrid`: recurrent layers: their step kernels, searches of tiny hybrids, a decode step.
 
-Kernels: one token of layers whose records lie in shuffled blocks, one layer after the other, in one
-replay behind a cold L2. The floor: each number of a state read once and written once, at what the
-card copies. Beside it how far they are from plain torch, and whether a row alone has equal bits.
-Needs no `transformers`; the rest needs the version of our adapter.
+Kernels: one token through several layers whose states lie in shuffled blocks, in one replay with a
+cold L2 cache. The floor is reading and writing each state once at the card's copy rate. Also
+checked: the error against plain torch, and whether a row alone has equal bits. These need no
+`transformers`; the rest needs the version that our adapter supports.
 
-Searches: random checkpoints of some families in float32. The same tree with all KV and states, with
-half of them, and without graphs; and the log-probabilities of what was drawn against those of
-`transformers`' own forward of the path. Then tokens of a random hybrid of 1.6B, many rows at once.
+Searches: random float32 checkpoints of some families. The tree must be the same with ample KV, with
+half of the peak, and without graphs; log-probabilities are compared with a forward pass of
+`transformers`. Then decode steps of a random 1.6B hybrid with many rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from beamwright_lab.gpu.context import Context, release
 _COLD_BYTES = 4e8
 _KERNELS = {"delta": "delta", "mamba-2": "scan", "convolution": "convolution"}
 _TAPS = 4
-_NEAR = 1e-3  # of log-probabilities in float32; TF32 would show as more
+_NEAR = 1e-3  # limit of log-probability errors in float32; TF32's are larger
 _SEARCH: dict[str, Any] = {
     **{"n": 16, "width": 4, "step_tokens": 12, "max_rounds": 4, "temperature": 1},
     **{"ignore_eos": True, "dtype": "float32", "schedule": "locality", "verifier": "none"},
@@ -73,7 +73,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
     },
 }
-# 1.6B.
+# 1.6B parameters.
 LARGE = {
     **{"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "head_dim": 256},
     **{"num_key_value_heads": 2, "intermediate_size": 6144, "vocab_size": 151936},
@@ -84,7 +84,10 @@ LARGE = {
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A layer's state: heads of keys x values. key_heads: of what is shared by several heads."""
+    """Shape of a recurrent layer's state: heads of keys x values.
+
+    key_heads: number of query and key heads, each shared by several heads.
+    """
 
     name: str
     kernel: str
@@ -96,7 +99,7 @@ class Recurrence:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Of the recurrent part; Mamba-2 has values in front."""
+        """Size of the recurrent state; Mamba-2's has values first."""
         inner = (self.keys, self.values) if self.kernel == "delta" else (self.values, self.keys)
         return self.heads, *inner
 
@@ -106,7 +109,7 @@ class Recurrence:
 
 
 def recurrences(*, smoke: bool) -> list[Recurrence]:
-    """In order of value; blocks are those of 16 tokens in bfloat16."""
+    """List the states to measure, most important first; a block holds 16 tokens of bfloat16 KV."""
     if smoke:
         return [Recurrence("tiny", "delta", 1, 2, 16, 16, 2048)]
     found = []
@@ -121,7 +124,7 @@ def recurrences(*, smoke: bool) -> list[Recurrence]:
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Measure kernels, searches and steps; report rows that are wrong."""
     data: dict[str, Any] = {"kernels": [], "searches": [], "steps": [], "not_run": []}
     rows = (2,) if context.smoke else (64, 16)
     dtype = torch.bfloat16 if context.on_gpu else torch.float32
@@ -160,7 +163,7 @@ def _bad(row: Mapping[str, Any]) -> bool:
 
 
 class Bench:
-    """Rows' records of some layers in blocks of a pool, and inputs of a step."""
+    """Rows' states of several layers in blocks of a pool, and inputs of a step."""
 
     def __init__(self, of: Recurrence, rows: int, layers: int, device: str, dtype: Any) -> None:
         self.of, self.rows, self.device, self.dtype = of, rows, device, dtype
@@ -181,7 +184,7 @@ class Bench:
         self.weight = torch.randn(of.channels, _TAPS, generator=_seeded()).to(device, dtype) / 2
 
     def placed(self, layer: int, kind: str, rows: slice = slice(None)) -> StatePlace:
-        """Some rows, that read and write their own records."""
+        """Locate a layer's states of some rows, which are read and written in place."""
         blocks = self.order[rows].tolist()
         states = StateRows(self.cells, blocks, blocks, tables=StateTables(self.cells))
         found = states.placed(layer)
@@ -189,7 +192,7 @@ class Bench:
         return found[kind]
 
     def inputs(self, kernel: str, rows: slice = slice(None)) -> tuple[Any, ...]:
-        """What a step takes beside states: of these rows, and of all."""
+        """Return a step kernel's inputs for these rows, other than states."""
         of, mixed = self.of, self.mixed[rows]
         cut = of.key_heads * of.keys
         first, second, rest, rate = mixed.split([cut, cut, of.heads * of.values, of.heads], dim=1)
@@ -203,7 +206,7 @@ class Bench:
         return value, rate, first, second, shift, -decay.exp(), skip
 
     def step(self, kernel: str, placed: StatePlace, rows: slice = slice(None)) -> torch.Tensor:
-        """One token by our kernel."""
+        """Run one token through our kernel."""
         from beamwright.models import step_kernels  # (loads Triton)
 
         step: Any = getattr(step_kernels, f"{_KERNELS[kernel]}_step")
@@ -241,7 +244,7 @@ def _kernel(
 
 
 def _right(bench: Bench, kernel: str) -> dict[str, Any]:
-    """Against plain torch; the last row idles in one of the passes."""
+    """Compare a kernel with plain torch, with one row alone, and with the last row idle."""
     kind = "conv" if kernel == "convolution" else "recurrent"
     index = bench.cells.index((0, kind), bench.order.to(bench.device))
     part = bench.layout.parts[0, kind]
@@ -279,7 +282,7 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 def write_hybrid(
     folder: Path, family: str, options: Mapping[str, Any], device: str, dtype: torch.dtype
 ) -> Any:
-    """A random checkpoint with the bundled tokenizer; returns the model, of `transformers`."""
+    """Write a random checkpoint with the bundled tokenizer; return its `transformers` model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -295,7 +298,7 @@ def write_hybrid(
 
 
 def _searches(context: Context, family: str, folder: Path) -> dict[str, Any]:
-    """Trees of one family, with less KV and without graphs; and what `transformers` says."""
+    """Compare a family's trees with less KV and without graphs, and its log-probabilities."""
     reference = write_hybrid(folder, family, FAMILIES[family], context.device, torch.float32)
     given = {
         **{"model": str(folder), "device": context.device, **_SEARCH},
@@ -316,8 +319,10 @@ def _searches(context: Context, family: str, folder: Path) -> dict[str, Any]:
 
 
 def _grown(reference: Any, **options: Any) -> tuple[str, int, dict[str, Any]]:
-    """A tree's hash, the most KV that it held, and what is known of it where there is a model to
-    compare it with."""
+    """Search once; return the tree hash, peak KV bytes and facts.
+
+    reference: a model to compare log-probabilities with, or None.
+    """
     trees: list[Any] = []
     with Solver(**options) as solver:
         solution = solver.synthetic(24, on_round=lambda report: trees.append(report.tree))
@@ -333,7 +338,7 @@ def _grown(reference: Any, **options: Any) -> tuple[str, int, dict[str, Any]]:
 
 @torch.inference_mode()
 def _logprob_error(reference: Any, leaf: Node) -> float:
-    """The largest difference over what was drawn on the way to a leaf."""
+    """Largest log-probability error of the tokens sampled along a leaf's path."""
     path = list(leaf.path())
     ids = [token for node in path for token in node.token_ids]
     drawn = [number for node in path for number in node.logprobs]
@@ -346,7 +351,7 @@ def _logprob_error(reference: Any, leaf: Node) -> float:
 
 
 def _steps(context: Context, folder: Path) -> dict[str, Any]:
-    """Milliseconds a token of many plain paths, with graphs and without."""
+    """Measure milliseconds per token of independent paths, with graphs and without."""
     n, dtype = (4, torch.float32) if context.smoke else (64, torch.bfloat16)
     options = FAMILIES["qwen3_5_text"] if context.smoke else LARGE
     model = write_hybrid(folder, "qwen3_5_text", options, context.device, dtype)

@@ -1,9 +1,9 @@
-"""What a decode step and a prefill pass launch on a card that is not here.
+"""Record which kernels a decode step or prefill pass would launch on a card, without a card.
 
-The engine's own model, rows and sampler run on torch's `meta` device, where tensors have sizes and
-no numbers; kernels are noted in place of being run. A read by the host fails, as it would break a
-capture, and so does an operation on tensors of two devices. Which products stream is decided on a
-card by trying: here it is as an H100 found it (`streams`).
+The engine's own model, rows and sampler run on torch's `meta` device, whose tensors have shapes but
+no values; kernels are recorded instead of run. A read by the host fails, as it would during graph
+capture, and so does an operation that mixes devices. Which products stream is measured at start-up
+on a real card; here it is what an H100 chose (`streams`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from beamwright.sections import SamplingSettings
 
 DEVICE = torch.device("meta")
 HOPPER = (9, 0)
-_KV_BYTES = 1 << 36  # they cost nothing
-_NOTHING = ("empty", "new_empty", "detach_")  # names of operations that launch nothing begin so
+_KV_BYTES = 1 << 36  # meta tensors take no memory
+_NOTHING = ("empty", "new_empty", "detach_")  # prefixes of operations that launch nothing
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, with what it was given."""
+    """One recorded kernel launch."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -56,9 +56,10 @@ class Launch:
 
 @dataclass
 class Noted:
-    """What ran, in order: `launches` of Triton's kernels, and `names` of them and of operations.
+    """Record of what ran, in order.
 
-    Views are none. copied: operations that bring something from the host.
+    launches: of Triton kernels. names: of those and of torch operations, without views. copied:
+    number of operations that read host tensors.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -66,13 +67,13 @@ class Noted:
     copied: int = 0
 
     def taken(self) -> Noted:
-        """What there is so far, which is forgotten here."""
+        """Return the record so far, and clear it."""
         found = Noted(self.launches, self.names, self.copied)
         self.launches, self.names, self.copied = [], [], 0
         return found
 
 
-# Operations that bring what the host has to the card, which a captured step must not.
+# Operations that may read host tensors; a captured step must not use them so.
 _BRINGS = ("copy_", "index", "index_put_", "index_select")
 
 
@@ -106,7 +107,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[Noted]:
-    """Code believes that `meta` is a card of this capability; what runs is noted."""
+    """Make the code treat `meta` as a card of this capability; yield the record of what runs."""
     noted = Noted()
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -156,10 +157,10 @@ def _holding(name: str) -> list[Any]:
 
 
 def streams(linear: Linear) -> Linear:
-    """Streamed products as an H100 chose them for Qwen2.5's shapes.
+    """Replace a linear layer as an H100 did for Qwen2.5's shapes.
 
-    Wide layers stream few rows, layers of long sums and few outputs stream all rows; codes are read
-    as stored (docs/log/2026-11.md#streamed-products).
+    Wide layers stream few rows, layers with long sums and few outputs stream all rows; quantised
+    weights are read as stored (docs/log/2026-11.md#streamed-products).
     """
     from beamwright.models import codes, streaming  # loads Triton
 
@@ -179,7 +180,7 @@ _WIDE_OUTPUTS, _LONG_COLUMNS = 2 * 132 * 64, 3584
 
 
 def _tree_model(shape: ModelShape, storage: Storage = Storage.PLAIN) -> TreeModel:
-    """A model without numbers; inside `on_card`."""
+    """Build a model without values, inside `on_card`."""
     with mock.patch.multiple(torch, Generator=mock.MagicMock(), randn=_nothing_drawn):
         weights = random_weights(shape, torch.bfloat16, "meta", 0, storage, streams)
     backend = make_attention("triton-tree", DEVICE, torch.bfloat16)
@@ -200,7 +201,7 @@ def _prefilled(model: TreeModel, lengths: Sequence[int]) -> list[PathPart]:
 def prefill_launches(
     shape: ModelShape, lengths: Sequence[int], capability: tuple[int, int] = HOPPER
 ) -> Noted:
-    """Of one pass over prompts of these lengths, their KV's storing included."""
+    """Record one prefill pass over prompts of these lengths, with storing their KV."""
     with on_card(capability) as noted:
         model = _tree_model(shape)
         noted.taken()
@@ -209,7 +210,7 @@ def prefill_launches(
 
 
 class _Apart(Replay):
-    """Keeps what a step launches apart from what is launched for it."""
+    """Replay that records a captured step's launches apart from those that prepare it."""
 
     def __init__(self, noted: Noted) -> None:
         self._noted, self.step = noted, Noted()
@@ -224,7 +225,7 @@ class _Apart(Replay):
 def captured_prefill(
     shape: ModelShape, lengths: Sequence[int], capability: tuple[int, int] = HOPPER
 ) -> tuple[Noted, Noted]:
-    """What is launched for such a pass, and what its replay launches."""
+    """Return the launches that prepare a captured prefill pass, and those of its replay."""
     with on_card(capability) as noted:
         model = _tree_model(shape)
         apart = _Apart(noted)
@@ -242,7 +243,7 @@ def step_launches(
     capability: tuple[int, int] = HOPPER,
     storage: Storage = Storage.PLAIN,
 ) -> Noted:
-    """Of one token of so many rows behind a prompt of theirs: what is captured."""
+    """Record what is captured of a decode step whose rows share a prompt."""
     sampling = sampling or SamplingSettings()
     with on_card(capability) as noted:
         model = _tree_model(shape, storage)

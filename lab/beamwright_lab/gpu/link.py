@@ -1,8 +1,8 @@
-"""Stage: ceilings of the card and its link, our transfers against them, and a profile of both.
+"""Stage `link`: measure peak rates of the card and its link, and our KV transfers against them.
 
-The profile is what the simulator's predictions of this run are made from. The ceilings need torch
-alone: random data everywhere, for zeros can be faster than anything real, and the best of a few
-repeats, because what disturbs a copy only slows it down. On a CPU both tiers are RAM.
+They become the hardware profile that the simulator uses in this run. Peak rates need torch only.
+Data are random, as zeros can be faster; the best of a few repeats counts, because disturbances only
+slow a copy down. On a CPU both tiers are RAM.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from beamwright_lab.gpu.context import Context, device_name, one_line, release, 
 if TYPE_CHECKING:
     from beamwright.plan.machines import HardwareProfile
 
-# Operators of one layer in a decode step, no graph (docs/log/2026-11.md#where-a-step-goes).
+# Operators per layer of a decode step without graphs (docs/log/2026-11.md#where-a-step-goes).
 _DECODE_OPS_PER_LAYER = 35
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Return rates, link peaks, transfers and the hardware profile."""
     sizes = SMOKE if context.smoke else Sizes()
     device = context.device
     half = torch.bfloat16 if context.on_gpu else torch.float32
@@ -61,7 +61,7 @@ def run(context: Context) -> dict[str, Any]:
         release(device)
         small = own_link.SMOKE if context.smoke else own_link.SMALL
         data["own_small_blocks"] = own_link.own_transfers(device, data["link_peaks"], small)
-    except Exception as error:  # the ceilings above are worth keeping whatever our link does
+    except Exception as error:  # keep the peak rates above
         data["own_transfers_error"] = one_line(error)
         return data
     data["profile"] = asdict(profile_of(data, context))
@@ -69,7 +69,7 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def profile_of(data: dict[str, Any], context: Context) -> HardwareProfile:
-    """The card as the cost model sees it: peaks, and the shares that our kind of work reaches."""
+    """Build the cost model's hardware profile: peaks, and the shares that decoding reaches."""
     from beamwright.plan.machines import HardwareProfile
 
     rates, peaks = data["rates"], data["link_peaks"]
@@ -106,7 +106,7 @@ _TILE_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each measurement works. The defaults are several times a large card's cache."""
+    """Amount of work per measurement. The defaults are several times a large card's cache."""
 
     copy_bytes: int = 2**31
     link_bytes: int = 2**29
@@ -120,13 +120,13 @@ SMOKE = Sizes(2**20, 2**20, 128, 256, 50, 2)
 
 
 class Timer:
-    """Seconds of queued work, by device events on a GPU."""
+    """Stopwatch for queued work: device events on a GPU, the clock on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     def once(self, work: Callable[[], object]) -> float:
-        """One run, from an idle device to an idle device."""
+        """Seconds of one run, until the device is idle again."""
         synchronize(self.device)
         if self.device == "cpu":
             start = time.perf_counter()
@@ -140,20 +140,20 @@ class Timer:
         return float(begin.elapsed_time(end)) / 1e3
 
     def best(self, work: Callable[[], object], repeats: int) -> float:
-        """Least of a few runs, after one that warms up."""
+        """Seconds of the fastest of several runs, after a warm-up."""
         work()
         return min(self.once(work) for _ in range(repeats))
 
 
 def random_bytes(num_bytes: int, device: str, *, pinned: bool = False) -> torch.Tensor:
-    """Bytes that no compression can shorten."""
+    """Return incompressible random bytes as uint8."""
     tile = torch.randint(0, 256, (min(num_bytes, _TILE_BYTES),), dtype=torch.uint8, device=device)
     drawn = tile.repeat(-(-num_bytes // len(tile)))[:num_bytes].contiguous()
     return drawn.pin_memory() if pinned else drawn
 
 
 def copy_bandwidth(device: str, sizes: Sizes) -> float:
-    """Bytes/s of a copy within the device, read and written bytes both counted."""
+    """Bytes/s of a copy within the device; reads and writes both count."""
     source = random_bytes(sizes.copy_bytes, device)
     target = torch.empty_like(source)
     took_s = Timer(device).best(lambda: target.copy_(source), sizes.repeats)
@@ -161,9 +161,9 @@ def copy_bandwidth(device: str, sizes: Sizes) -> float:
 
 
 def weights_bandwidth(device: str, sizes: Sizes, dtype: torch.dtype, num_rows: int = 16) -> float:
-    """Bytes/s at which a product of few rows reads its weights, as decoding does.
+    """Bytes/s at which a matrix product with few rows reads its weights, as in decoding.
 
-    Several weights in turn, so that none of them stays in a cache.
+    Three weights take turns, so that none stays in a cache.
     """
     columns = min(8192, sizes.weight_rows)
     shape = (sizes.weight_rows, columns)
@@ -179,7 +179,7 @@ def weights_bandwidth(device: str, sizes: Sizes, dtype: torch.dtype, num_rows: i
 
 
 def copies_bandwidth(device: str, sizes: Sizes, dtype: torch.dtype) -> float:
-    """Bytes/s at which attention of one new token reads a KV copy per row (LBS's layout)."""
+    """Bytes/s at which decode attention reads one KV copy per row (LBS's layout)."""
     heads, head_dim, length = 32, 128, 1024
     each = 2 * heads * length * head_dim * dtype.itemsize
     rows = max(1, sizes.copy_bytes // each)
@@ -193,13 +193,13 @@ def copies_bandwidth(device: str, sizes: Sizes, dtype: torch.dtype) -> float:
 
 
 def gemm_flops(device: str, size: int, dtype: torch.dtype, repeats: int) -> float:
-    """FLOP/s of a square product."""
+    """FLOP/s of a square matrix product."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / Timer(device).best(lambda: left @ right, repeats)
 
 
 def few_rows_flops(device: str, sizes: Sizes, dtype: torch.dtype) -> float:
-    """FLOP/s of a product with as many rows as a prefill chunk, or a large group, has."""
+    """FLOP/s of a matrix product with the rows of a prefill chunk or a large group."""
     size, rows = sizes.gemm_size, max(8, sizes.gemm_size // 16)
     weight = torch.randn(size, size, device=device).to(dtype)
     batch = torch.randn(rows, size, device=device).to(dtype)
@@ -210,7 +210,7 @@ def few_rows_flops(device: str, sizes: Sizes, dtype: torch.dtype) -> float:
 
 
 def small_op_s(device: str, sizes: Sizes) -> float:
-    """Seconds of one operator so small that launching it is all there is."""
+    """Seconds of one tiny operator, which is its launch overhead."""
     rows = torch.ones(8, 32, device=device)
 
     def work() -> None:
@@ -226,7 +226,7 @@ def small_op_s(device: str, sizes: Sizes) -> float:
 
 
 def link_peaks(device: str, sizes: Sizes) -> dict[str, float]:
-    """Bytes/s of one large pinned copy each way, and of both at once (their sum)."""
+    """Bytes/s of one large pinned copy each way, and the sum of both at once."""
     on_gpu = device != "cpu"
     on_device = [random_bytes(sizes.link_bytes, device) for _ in range(2)]
     on_host = [random_bytes(sizes.link_bytes, "cpu", pinned=on_gpu) for _ in range(2)]

@@ -1,8 +1,8 @@
-"""llama.cpp as a side of `peers`: its own `llama-batched-bench`, if one is on PATH.
+"""llama.cpp as a side of stage `peers`, by its own `llama-batched-bench` if that is on PATH.
 
-A random checkpoint in bfloat16 is written as GGUF. The tool reads the prompt once, copies its KV to
-all sequences, and decodes tokens that nobody draws: it gets all logits to the host, and no more.
-Every number of paths is run three times in one process; the first warms up.
+A random bfloat16 checkpoint is written as GGUF. The tool prefills the prompt once, copies its KV to
+all sequences, and decodes: it copies all logits to the host but samples no tokens from them. Every
+number of paths runs three times in one process, the first as a warm-up.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from beamwright_lab.gpu.sides import Case, Side, seconds_of
 from beamwright_lab.models.gguf_files import write_gguf
 
 _TOOL = "llama-batched-bench"
-_NO_CARD = "no usable GPU found"  # what it says before it goes on without one
-_COST_S = 9.5  # dearer the first time: before the dear sides all the same
+_NO_CARD = "no usable GPU found"  # printed before it falls back to the CPU
+_COST_S = 9.5  # the first row takes longer
 _RUNS = 3
-_SLACK = 256  # tokens of a sequence's room beside what it writes
+_SLACK = 256  # spare tokens of context per sequence
 
 
 def sides(context: Context, case: Case) -> list[Side]:
-    """None where the tool is not installed."""
+    """Return llama.cpp's side; empty if the tool is not installed."""
     tool = shutil.which(_TOOL)
     if tool is None:
         return []
@@ -39,7 +39,7 @@ def sides(context: Context, case: Case) -> list[Side]:
 
 
 class _Held:
-    """All rows of one run of the tool."""
+    """One run of the tool, which measures all rows."""
 
     def __init__(self, context: Context, case: Case, tool: str) -> None:
         self._context, self._case, self._tool = context, case, tool

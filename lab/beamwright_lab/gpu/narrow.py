@@ -1,9 +1,9 @@
-"""Stage: narrow products (qkv, out) of few rows, by the library, and uncut by the kernel of ours.
+"""Stage `narrow`: matrix products with few rows and outputs (qkv, out), library against our kernel.
 
-On an H200 `--deterministic`, which streams them in parts, was faster at few rows than without it.
-Uncut, in tiles of few outputs, the kernel may have the library's bits and begins while the norm
-ahead of it ends. Each way alone behind a norm, as in a layer, with bits compared; then whole steps
-with the best tiles in place of the library where bits are equal. Not part of the engine: a trial.
+On an H200, decoding few rows was faster with `--deterministic`, which splits these products into
+parts, than without. This trial runs our kernel without splitting: it may give the library's bits,
+and it starts while the preceding norm ends. Each variant is timed alone behind a norm, and its bits
+are compared; then whole steps use the best tiles where bits are equal. Not part of the engine.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Tile = tuple[int, int, int, int]
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Time each product alone, then whole steps with the best tiles."""
     if not context.on_gpu:
-        return {"skipped": "on a GPU"}
+        return {"skipped": "needs a GPU"}
     data: dict[str, Any] = {"rows": [], "steps": [], "not_run": []}
     names = [(name, rows) for name in _PRODUCTS for rows in (_FEW, _MANY)]
     alone = [({"product": n, "rows": rows}, partial(_alone, context, n, rows)) for n, rows in names]
@@ -52,13 +52,13 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _best(found: Sequence[dict[str, Any]], rows: int) -> Tile:
-    """The tile with the least microseconds over all products of so many rows."""
+    """Return the tile that is fastest over all products with this number of rows."""
     ways = [row["us"] for row in found if row["rows"] == rows and "us" in row]
     return min(_TILES[rows], key=lambda tile: sum(way[str(tile)] for way in ways))
 
 
 def uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, rows: int) -> Tensor:
-    """x @ weight^T + bias of up to so many rows, each sum by one program from end to end."""
+    """Compute x @ weight^T + bias for at most `rows` rows; one program computes each whole sum."""
     from beamwright.models import streaming
     from beamwright.models.fused import launch
 
@@ -109,7 +109,7 @@ def _of_weight(multiply: Callable[[Tensor, Tensor], Tensor], weight: Tensor, x: 
 
 
 def _replayed_us(work: Callable[[], None]) -> float:
-    """The least of several replays of a captured graph."""
+    """Microseconds of the fastest of several replays of `work` as a CUDA graph."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -128,8 +128,7 @@ def _replayed_us(work: Callable[[], None]) -> float:
 
 @contextmanager
 def _taken(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
-    """While it lasts, models that are loaded multiply narrow weights by these tiles; their
-    shapes."""
+    """Make models loaded in this context use these tiles; yield the shapes of affected weights."""
     from beamwright.models import trials
 
     class NarrowLinear(Linear):
@@ -162,7 +161,7 @@ def _taken(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _whole(context: Context, best: dict[int, Tile], model: str, batch: int) -> dict[str, Any]:
-    """Milliseconds a token by turns: as it is, with narrow tiles, and with `--deterministic`."""
+    """Milliseconds per token, in turns: by default, with narrow tiles, with `--deterministic`."""
     case = Steps()
     usual = plain_paths(context, case, model, batch)
     with _taken(best) as shapes:

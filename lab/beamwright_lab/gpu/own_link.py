@@ -1,8 +1,8 @@
-"""How much of the link's peak our own KV transfers reach, alone and beside compute.
+"""Measure what share of the link's peak our KV transfers reach, alone and beside compute.
 
-What is timed is what a search calls: a store's prefetch of whole segments, and its write-back of
-one block per row while rows are decoded, between a device pool and a pinned one. Blocks of a
-segment are as scattered in the pools as rows that are decoded together leave them.
+Times the calls that a search makes: a store's prefetch of whole segments, and its write-back of one
+block per row during decoding, between a device pool and a pinned host pool. Blocks of a segment are
+scattered as they are when rows are decoded together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SMALL_GQA = KVLayout(28, 2, 128, torch.bfloat16)  # Qwen2.5-1.5B
 
 @dataclass(frozen=True)
 class Traffic:
-    """Shape of the KV that is moved, how much of it each way, and the compute that runs beside."""
+    """Amount of KV to move in each direction, and the compute that runs beside."""
 
     layout: KVLayout = field(default_factory=lambda: _SEVEN_B)
     num_rows: int = 16
@@ -49,7 +49,7 @@ SMOKE = Traffic(KVLayout(2, 2, 16, torch.float32), 4, 4, 64, 10, 2)
 
 
 class LinkBench:
-    """A store with two tiers, and rows of segments for either direction."""
+    """A store with device and host tiers, and segments to move in each direction."""
 
     def __init__(self, device: str, traffic: Traffic) -> None:
         self.device, self.traffic = device, traffic
@@ -70,7 +70,7 @@ class LinkBench:
         self.left, self.right = (torch.randn(size, size, device=device).to(dtype) for _ in "ab")
 
     def _decoded(self) -> list[Segment]:
-        """Rows that grew together, a block each at a time, and were written back so."""
+        """Create segments that grow together block by block, and write them back."""
         rows = [self.store.create() for _ in range(self.traffic.num_rows)]
         for _ in range(self.traffic.row_blocks):
             for row in rows:
@@ -80,7 +80,7 @@ class LinkBench:
         return rows
 
     def prepare(self) -> None:
-        """What is to be loaded leaves the device, and what is to be stored is not on the host."""
+        """Evict the segments to load from the device, and forget host copies of those to store."""
         for row in self.rows[Direction.H2D]:
             self.link.wait(row.transfers)
             for blocks in row.copies:
@@ -91,7 +91,7 @@ class LinkBench:
             row.length = row.host_length = 0
 
     def move(self, directions: tuple[Direction, ...]) -> None:
-        """Submit everything: loads at once, stores as rows are decoded."""
+        """Submit all transfers: loads at once, stores block by block as in decoding."""
         if Direction.H2D in directions:
             self.store.prefetch(dict.fromkeys(self.rows[Direction.H2D], 1))
         if Direction.D2H in directions:
@@ -105,7 +105,7 @@ class LinkBench:
             torch.mm(self.left, self.right)
 
     def wall_s(self, directions: tuple[Direction, ...], *, computing: bool) -> float:
-        """Seconds from submission until all has moved (and been computed)."""
+        """Seconds from submission until all transfers (and compute) are done."""
         self.prepare()
         synchronize(self.device)
         start = time.perf_counter()
@@ -127,10 +127,10 @@ class LinkBench:
 def own_transfers(
     device: str, peaks: Mapping[str, float], traffic: Traffic
 ) -> list[dict[str, Any]]:
-    """One row per direction, alone and beside compute.
+    """Measure each direction alone and beside compute; return a row each.
 
-    efficiency: of the peak of the same direction. hidden: the share of the shorter of copying
-    and computing that did not add to the time of the longer.
+    efficiency: share of the direction's peak. hidden: share of the shorter of copying and computing
+    that adds no time to the longer.
     """
     bench = LinkBench(device, traffic)
     compute_s = Timer(device).best(bench.compute, traffic.repeats)
@@ -163,7 +163,7 @@ def own_transfers(
 
 
 def copy_launch_s(device: str, traffic: Traffic) -> float:
-    """Seconds of one more queued copy that is too small to take any."""
+    """Seconds that one more queued copy takes, measured with tiny copies."""
     num_copies = 200
     bench = LinkBench(device, traffic)
     tiny = Piece(bench.device_pool.block_bytes(0)[:64], bench.host_pool.block_bytes(0)[:64], 64)

@@ -1,11 +1,10 @@
-"""Continuous batching of `transformers` as sides of `peers`: one prompt, forked into n requests.
+"""`transformers`' continuous batching as a side of stage `peers`: one prompt, n forked requests.
 
-One manager for all calls of a row, as its pages say of serving; its cache and batch are no larger
-than the case wants, and a block holds a path. Its pages advise FlashAttention, a package of its
-own; without it there are two attentions with a mask, for which it leaves CUDA graphs and overlapped
-batches off by itself. So both are tried with them on, and one as it is by default. The first call
-captures and compiles; the manager's own warming up would read KV that nobody has written, and a NaN
-there stops the device for good.
+The calls of a row share one manager, as its documentation advises for serving; its cache and batch
+fit the case, and a block holds a whole path. Without the FlashAttention package two attentions that
+need a mask remain, for which CUDA graphs and overlapped batches are off by default. So both are
+measured with these on, and one with the defaults. The first call captures and compiles. The
+manager's own warm-up is not used: it reads unwritten KV, and a NaN there makes the device unusable.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.sides import Case, timed
 
 _PATIENCE_S = 20.0
-_SPARE = 8  # tokens of a block after a path: an overlapped batch runs one beyond its end
-_PADDINGS = 4  # lengths of the KV that graphs are captured for, at most
+_SPARE = 8  # extra tokens per block: an overlapped batch runs past a path's end
+_PADDINGS = 4  # at most as many KV lengths get a graph
 _GRAPHS = {"use_cuda_graph": True, "use_async_batching": False}
 _OVERLAPPED = {"use_cuda_graph": True, "use_async_batching": True}
 
 
 @dataclass(frozen=True)
 class Way:
-    """settings: of `ContinuousBatchingConfig` on a card; a CPU has none of them."""
+    """A configuration to measure. settings: for `ContinuousBatchingConfig`, unused on a CPU."""
 
     attention: str
     name: str
@@ -49,7 +48,7 @@ WAYS = (
 
 
 def measure(context: Context, case: Case, model: Any, way: Way, n: int) -> dict[str, Any]:
-    """A row; the model has its own attention again afterwards."""
+    """Time n paths and return a row; the model's own attention is restored afterwards."""
     from transformers import GenerationConfig
 
     own = model.config._attn_implementation
@@ -80,7 +79,7 @@ def measure(context: Context, case: Case, model: Any, way: Way, n: int) -> dict[
 
 
 def _said(manager: Any) -> str:
-    """What it made of its settings."""
+    """Describe the settings that the manager chose."""
     used = manager.continuous_batching_config
     size = getattr(used, "page_size", None) or used.block_size
     return (
@@ -91,7 +90,7 @@ def _said(manager: Any) -> str:
 
 
 def settings_of(case: Case, n: int, chosen: Mapping[str, Any]) -> Any:
-    """Sized by the case; newer versions say page for block."""
+    """Build a config sized for the case; newer versions say `page_size` for `block_size`."""
     from transformers import ContinuousBatchingConfig
 
     path = case.prompt + case.tokens
@@ -99,7 +98,7 @@ def settings_of(case: Case, n: int, chosen: Mapping[str, Any]) -> Any:
     padded = {"q_padding_interval_size": n, "kv_padding_interval_size": n * path // _PADDINGS}
     return ContinuousBatchingConfig(
         **{max(size): path + _SPARE},
-        **(padded if chosen else {}),  # they alone would turn graphs on
+        **(padded if chosen else {}),  # these alone turn graphs on
         **chosen,
         num_blocks=n + 2,
         max_batch_tokens=max(case.prompt, n),
@@ -109,7 +108,7 @@ def settings_of(case: Case, n: int, chosen: Mapping[str, Any]) -> Any:
 
 
 def _paths(manager: Any, prompt: list[int], n: int, tokens: int, patience_s: float) -> None:
-    """All n of them, or an error."""
+    """Generate n paths; raise RuntimeError if one is missing or short."""
     manager.add_request(prompt, max_new_tokens=tokens)
     for _ in range(n):
         found = manager.get_result(timeout=patience_s)

@@ -1,8 +1,8 @@
-"""Stage: is what the device computes right, against the CPU?
+"""Stage `parity`: compare what the device computes with the CPU.
 
 Logits: tiny random checkpoints of each family, every attention backend, against the float64 logits
-of the `reference` backend on the CPU. Trees: one small search over backends and group sizes; equal
-trees are expected of one backend on a CPU in float32, and reported, not demanded, elsewhere.
+of the `reference` backend on the CPU. Trees: one small search over backends and group sizes. One
+backend on a CPU in float32 should grow equal trees; whether trees are equal is only reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright_lab.gpu.context import Context
 
-# Relative error of the norm: TF32 products would show as about 3e-4.
+# Largest relative error, by norms; TF32 products would show about 3e-4.
 LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
 _SIZES = {
     "hidden_size": 64,
@@ -48,7 +48,7 @@ _PROMPT, _NODE = 37, 21
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Measure logit errors and tree hashes; an error if a logit is beyond its limit."""
     data: dict[str, Any] = {"limits": LIMITS, "logits": [], "trees": [], "not_run": []}
     with tempfile.TemporaryDirectory() as folder:
         for family in ("llama",) if context.smoke else ("qwen2", "opt", "llama"):
@@ -69,9 +69,9 @@ def run(context: Context) -> dict[str, Any]:
 def write_checkpoint(
     family: str, folder: Path, device: str = "cpu", dtype: str = "float32", **sizes: int
 ) -> Path:
-    """A random checkpoint; weights large enough that attention is not uniform.
+    """Write a random checkpoint with the bundled tokenizer.
 
-    Its tokenizer is the bundled one. sizes: of the config, tiny ones otherwise.
+    Weights are large enough that attention is not uniform. sizes: config fields, else tiny ones.
     """
     with torch.device(device):
         model = random_model(family, dtype, sizes)
@@ -82,7 +82,7 @@ def write_checkpoint(
 
 
 def random_model(family: str, dtype: str, sizes: Mapping[str, int]) -> Any:
-    """Of `transformers`, on torch's default device; see `write_checkpoint`."""
+    """Build a random `transformers` model on torch's default device."""
     from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, Qwen2Config
 
     common = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -101,7 +101,7 @@ def random_model(family: str, dtype: str, sizes: Mapping[str, int]) -> Any:
 
 
 def sizes_of(name: str) -> dict[str, int]:
-    """What a config has of a named shape; the context is that of short searches."""
+    """Return the config fields of a named shape, with a context for short searches."""
     shape = shape_from_text(name)
     return {
         "hidden_size": shape.hidden,
@@ -116,9 +116,9 @@ def sizes_of(name: str) -> dict[str, int]:
 
 @torch.inference_mode()
 def tree_logits(settings: ModelSettings) -> torch.Tensor:
-    """Logits [rows, steps, vocab] in float64 of rows under a small tree, decoded together.
+    """Decode rows under a small tree together; return float64 logits [rows, steps, vocab].
 
-    Half of them join when the others are in the middle of their steps.
+    Half of the rows join in the middle of the others' steps.
     """
     decoder = load_model(settings.model, settings).decoder
     device, name = decoder.device, settings.attention
@@ -162,7 +162,7 @@ def tree_logits(settings: ModelSettings) -> torch.Tensor:
 
 
 def logit_work(family: str, folder: Path, context: Context) -> Work:
-    """Relative error of every backend and dtype of one family."""
+    """List the error measurements of one family: every backend and dtype."""
     common = {"model": str(folder), "verifier": "none"}
     oracle = ModelSettings(**common, dtype="float64", attention="reference")
     expected = tree_logits(oracle)
@@ -185,7 +185,7 @@ def _error(settings: ModelSettings, expected: torch.Tensor, limit: float) -> dic
 
 
 def tree_work(context: Context) -> Work:
-    """Hashes of one search under each backend: whole, without graphs, and in groups."""
+    """List the small searches: each backend by default, without graphs, and in groups."""
     whole: dict[str, Any] = {"max_batch": None, "graphs": "auto"}
     ways = [whole, {**whole, "graphs": "off"}, {**whole, "max_batch": 8}]
     if not context.smoke:

@@ -1,8 +1,7 @@
-"""Stage: n paths from one prompt by others beside ours: one random shape, the same lengths.
+"""Stage `peers`: n paths from one prompt, other engines beside ours; same shape and lengths.
 
-Ours first, then cheap rows before dear ones. Rows of an earlier call are kept, also one after which
-the device did nothing more. Seconds of the whole call, its prefill included; the first call of each
-is not counted.
+Ours runs first, then cheap rows before expensive ones. Rows of an earlier run are kept, even one
+that left the device unusable. Seconds are of the whole call with its prefill, after a warm-up.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from beamwright_lab.gpu.context import Context, is_fatal
 from beamwright_lab.gpu.roofline import Steps, plain_paths
 from beamwright_lab.gpu.sides import SMOKE, USUAL, Case, Side, timed
 
-# Each gives its sides for a context and a case.
+# Functions that list an engine's sides for a context and a case.
 OTHERS = (transformers_side.sides, llama_side.sides)
 _OURS_S = 5.0
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Measure every side and n that has no row yet; stop at a CUDA error."""
     case = SMOKE if context.smoke else USUAL
     data: dict[str, Any] = {"model": case.model, "prompt": case.prompt, "tokens": case.tokens}
     earlier = [row for row in context.earlier.get("rows", []) if "n" in row]
@@ -40,7 +39,7 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def rows_of(context: Context, case: Case) -> list[tuple[Side, int]]:
-    """Sides and their n, in the order in which they are run."""
+    """List sides and n in the order in which they run."""
     ours = Side("beamwright", partial(_ours, context, case), _OURS_S)
     others = [side for sides in OTHERS for side in sides(context, case)]
     every = [ours, *sorted(others, key=lambda side: side.cost_s)]

@@ -1,9 +1,9 @@
-"""The points of the LBS paper's figures: which searches are run, in order of value.
+"""Searches (points) that reproduce the LBS paper's figures, most important first.
 
-Two regimes. `paper`: 7 GiB of KV, prompt 128, 1,920 tokens; where time is short a search is cut
-off at its deadline, and compared over the rounds that both sides have done. `scaled`: whole
-searches of 256 tokens whose KV budget is smaller in proportion to the length of the paths, so that
-the same share of the KV fits. `12GB`: one memory number for everything, as on Figure 13's card.
+Regimes: `paper` has 7 GiB of KV, prompt 128 and 1,920 tokens; a search cut off at its deadline is
+compared over the rounds that both sides finished. `scaled` has whole searches of 256 tokens, with
+KV reduced in proportion to path length, so that the same share fits. `12GB` has one memory limit
+for everything, as on Figure 13's card.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PAPER_SPEEDUP: Mapping[str, str] = MappingProxyType(
 class Point:
     """One search. variant: of `lbs.VARIANTS`. weight: its share of the stage's time.
 
-    kv_bytes: of the device; None where `memory_bytes` is given instead, and for in-gpu.
+    kv_bytes: device KV budget, unused by in-gpu; None if `memory_bytes` limits all memory instead.
     """
 
     model: str
@@ -73,7 +73,7 @@ class Point:
 
     @property
     def search(self) -> tuple[str, str, int, int]:
-        """What is searched, whatever the schedule: points of one search can be compared."""
+        """Identity of the search without its schedule; points with an equal one can be compared."""
         return self.model, self.regime, self.n, self.step
 
     @property
@@ -82,7 +82,7 @@ class Point:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens of KV that the search holds at most where paths share; a margin is included."""
+        """Peak KV tokens if paths share prefixes, plus a margin."""
         work = Workload(self.n, WIDTH, self.prompt, self.generate, self.step)
         partial_blocks = _BLOCK * self.n * 2
         peak = max(step.union_tokens + self.n * step.num_tokens for step in tree_steps(work))
@@ -90,11 +90,11 @@ class Point:
 
     @property
     def copied_tokens(self) -> int:
-        """The same with a copy per beam."""
+        """Peak KV tokens with a copy per beam."""
         return self.n * (self.prompt + self.generate + 2 * _BLOCK)
 
     def row(self) -> dict[str, Any]:
-        """For a result file."""
+        """Return the fields for a result file."""
         return {"name": self.name, **asdict(self), "layout": str(self.layout)}
 
 
@@ -127,7 +127,7 @@ def _scaled(model: str, n: int, step: int, sides: Iterable[tuple[str, Layout]]) 
 
 
 def first_points() -> list[Point]:
-    """OPT-6.7B: Figures 4, 5 and 9-12."""
+    """Points of OPT-6.7B: Figures 4, 5 and 9-12."""
     model = SEVEN_B[0]
     found = [*_scaled(model, 64, 32, _MAIN), *_points(model, 64, 32, _MAIN)]
     found += _scaled(model, 64, 32, _ABLATION)
@@ -146,7 +146,7 @@ def first_points() -> list[Point]:
 
 
 def family_points(model: str) -> list[Point]:
-    """The other two 7B models."""
+    """Points of one of the other two 7B models."""
     return [
         *_scaled(model, 64, 32, _MAIN),
         *_points(model, 64, 32, _MAIN),
@@ -156,7 +156,7 @@ def family_points(model: str) -> list[Point]:
 
 
 def small_card_points() -> list[Point]:
-    """Figure 13: one memory number of 12 GB."""
+    """Points of Figure 13, with a memory limit of 12 GB."""
     card = {"regime": "12GB", "kv_bytes": None, "memory_bytes": CARD_12GB}
     found: list[Point] = []
     for n, step in ((64, 32), (16, 32)):
@@ -166,7 +166,7 @@ def small_card_points() -> list[Point]:
 
 
 def stage_points(stage: str) -> list[Point]:
-    """What a stage runs: `figures-MODEL`, or `figures-12gb`."""
+    """Return the points of stage `figures-MODEL` or `figures-12gb`."""
     name = stage.removeprefix("figures-")
     if name == "12gb":
         return small_card_points()
@@ -174,7 +174,7 @@ def stage_points(stage: str) -> list[Point]:
 
 
 def shrunk(points: Sequence[Point]) -> list[Point]:
-    """A few of them at a size that a CPU runs in a second or two."""
+    """Return a few of the points, small enough for a CPU to run in a second or two."""
     tiny = (
         "llama,layers=4,hidden=32,heads=4,kv_heads=4,intermediate=64,vocab=128,context=128",
         2 * 4 * 32 * 4,
@@ -206,10 +206,10 @@ def done_s(row: Mapping[str, Any], num_rounds: int) -> float:
 
 
 def with_speedups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its speedups over layer-wise, over the rounds of both sides.
+    """Add to each row its speedups over layer-wise, over the rounds that both finished.
 
-    speedup: over a copy per beam, the paper's baseline; speedup_shared: over shared KV, streamed
-    by layers as well, so that what scheduling gains stands apart from what sharing gains.
+    speedup: over layer-wise with a copy per beam, the paper's baseline. speedup_shared: over
+    layer-wise with shared KV, which shows what scheduling alone gains.
     """
     return [
         {

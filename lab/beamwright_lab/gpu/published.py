@@ -1,4 +1,4 @@
-"""What pages keep of a card: `docs/figures/gpu-NAME.json`, made of a check's rows (`tables`)."""
+"""Condense a GPU check into `docs/figures/gpu-NAME.json`, from which `tables` renders the docs."""
 
 from __future__ import annotations
 
@@ -37,22 +37,18 @@ _KEPT: Mapping[str, tuple[str, ...]] = {
 _DROPPED = {"recorded", "warnings", "top", "round_s", "round_h2d_bytes", "round_d2h_bytes"}
 
 
-# --- taking over -----------------------------------------------------------------------------
-
-
 def figures(folder: Path) -> Row:
-    """Of all `*.jsonl` in a folder, in the order of their names, each a call's; the latest of a
-    stage counts, whole or not.
+    """Merge all `*.jsonl` of a folder in the order of their names; a stage's latest result counts.
 
     Raises:
-        ValueError: where nothing was measured on a card.
+        ValueError: if nothing was measured on a card.
     """
     results: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("*.jsonl")):
         results |= Journal(file).results()
     facts = results.pop("environment", {})
     if not results or "driver_version" not in facts.get("card", {}):
-        raise ValueError(f"{folder}: no *.jsonl of a check on a card")
+        raise ValueError(f"{folder}: no *.jsonl with results of a card")
     commits = {each["sources"]: commit_of(each["sources"]) for each in results.values()}
     stages = {
         name: {

@@ -1,4 +1,4 @@
-"""The table of a run, also of a partial one, from the stages' result files alone."""
+"""Render the results of a GPU check, complete or partial, as text tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from beamwright_lab.lbs.cases import LBS, OURS
 
 GIB = 2**30
 UNMEASURED = "unmeasured"
-_BEAMS, _STEP = 64, 32  # of the goals
+_BEAMS, _STEP = 64, 32  # the search that the goals refer to
 _TOP = 16
 _RATES = ("copy_bandwidth", "weights_bandwidth", "copies_bandwidth", "gemm_flops")
 
 
 def machine_of(results: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The device's short name, from whichever stage has run."""
+    """Return the device's short name; None if no stage has run."""
     return next((r["key"]["machine"] for r in results.values() if "key" in r), None)
 
 
@@ -26,7 +26,7 @@ def machine_of(results: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def render(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections of what there is, in the order of the stages."""
+    """Render all sections that have results, in the order of the stages."""
     sections = [_stages(results)]
     data = {name: result.get("data") or {} for name, result in results.items()}
     figures = [d for name, d in data.items() if name.startswith("figures")]
@@ -73,7 +73,7 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
 def _section(
     title: str, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
 ) -> str:
-    """A title and the rows' columns, with an error line's own; nothing without rows."""
+    """Render a titled table with an error column; empty text without rows."""
     shown = [{**row, "error": _short(row.get("error"))} for row in rows]
     if not shown:
         return ""
@@ -109,7 +109,7 @@ def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _software(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Driver and packages of the latest run, and what it lacked."""
+    """List driver and packages of the latest run, and missing wheels."""
     found = results.get("environment", {})
     known = {**found.get("versions", {}), "driver": found.get("card", {}).get("driver_version")}
     wanted = ("driver", "torch", "triton", "transformers")
@@ -179,7 +179,7 @@ def _graphs(data: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
 
 
 def _hybrid(data: Mapping[str, Any]) -> str:
-    """Kernels, trees and steps of recurrent layers."""
+    """Render kernels, searches and steps of recurrent layers."""
     kernels = ("state", "kernel", "rows", "us", "floor_us", "share_of_floor", "out_error")
     searches = ("family", "in_place", "exact", "equal_trees", "logprob_error")
     steps = ("n", "parameters", "state_bytes", "in_place", "ms_graphs_auto", "ms_graphs_off")
@@ -199,7 +199,7 @@ def _search(*stages: Mapping[str, Any]) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
-    """One token step of the profiled search, by kernel, and what is between steps."""
+    """Render one profiled decode step by kernel, with idle times in the title."""
     waits = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
     title = (
         f"A replayed step of {step['kernels_a_step']} kernels: {step['span_us']} us, of which "
@@ -211,7 +211,7 @@ def _step(step: Mapping[str, Any]) -> str:
 
 
 def _peers(data: Mapping[str, Any]) -> str:
-    title = f"Paths of {data.get('tokens')} tokens behind {data.get('prompt')}, {data.get('model')}"
+    title = f"Paths of {data.get('tokens')} tokens after {data.get('prompt')}, {data.get('model')}"
     rows = [{"n": data.get("n"), **row} for row in data.get("rows", [])]
     columns = ("side", "n", "s", "tokens_per_s", "first_s", "said")
     return _section(title, sorted(rows, key=lambda row: row["n"] or 0), columns)
@@ -223,7 +223,7 @@ def _vllm(data: Mapping[str, Any]) -> str:
         for each in data.get("engines", [])
     ]
     columns = ("model", "what", "side", "kv_share", "s", "tokens_per_s", "first_s", "preempted")
-    return _section(f"Beside {'; '.join(engines) or 'vLLM'}", data.get("rows", []), columns)
+    return _section(f"Compared with {'; '.join(engines) or 'vLLM'}", data.get("rows", []), columns)
 
 
 def _roofline(data: Mapping[str, Any]) -> str:
@@ -277,7 +277,10 @@ def _gib(num_bytes: float | None) -> float | None:
 
 
 def goal_rows(data: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """goal, wanted and measured, from the stages' data. Points: OPT-6.7B and its like, n = 64."""
+    """Return rows of goal, wanted and measured value.
+
+    Figure points count if they are of a 7B model with n = 64 and steps of 32 tokens.
+    """
     points = [
         row
         for name, each in data.items()
@@ -335,7 +338,7 @@ def _least(values: Any) -> float | None:
 
 
 def _each(rows: Sequence[Mapping[str, Any]], key: str) -> str | None:
-    """One value per search, with the regime that it belongs to."""
+    """List a value of each search, labelled with model and regime."""
     found = [f"{row[key]} ({_which_search(row)})" for row in rows if row.get(key) is not None]
     return ", ".join(found) or None
 

@@ -1,11 +1,11 @@
-"""What our kernels become for cards that are not here: registers, stack, shared memory, copies.
+"""Compile our kernels for cards that are not here; report registers, stack, shared memory, copies.
 
     python -m beamwright_lab.gpu.report_compiled                    # named models, five targets
     python -m beamwright_lab.gpu.report_compiled --models qwen2.5-7b --targets 90 --json FILE
 
-Every kernel that a step of 16, 64 and 256 rows and a prefill pass of a model launch (`launches`),
-and those of recurrent layers, compiled by Triton and ptxas as on a card; equal ones once. Without
-TRITON_INTERPRET. Compilations are kept in Triton's cache: a second run takes seconds.
+Covers every kernel of a decode step with 16, 64 and 256 rows, of a prefill pass (`launches`) and of
+recurrent layers. Triton and ptxas compile each distinct one as on a card, with TRITON_INTERPRET
+unset. Triton's cache keeps the results: a second run takes seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MODELS = (
 TARGETS = (80, 86, 89, 90, 120)
 _ROWS = (16, 64, 256)
 _PROMPTS = (300, 40)
-# Of a multiprocessor: bytes to share, threads, programs. Of all: 64 Ki registers.
+# Per multiprocessor: KiB of shared memory, threads, programs. All have 64 Ki registers.
 _LIMITS = {
     80: (164, 2048, 32),
     86: (100, 1536, 16),
@@ -58,12 +58,12 @@ _REGISTERS, _RESERVED_BYTES, _LANES = 1 << 16, 1024, 32
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one card.
+    """One kernel compiled for one card.
 
-    programs: that share a multiprocessor. ahead: of each loop that copies while it computes, the
-    copies that a tile's wait leaves under way; wide, narrow: reads and copies of 16 bytes, and of
-    fewer; early: those before it waits for the kernel ahead. unit: for matrices. models: of which
-    one launches it.
+    programs: how many fit on a multiprocessor. ahead: per pipelined loop, the async copies still in
+    flight after its wait. wide, narrow: reads and copies of 16 bytes, and of fewer. early: reads
+    before the wait for the preceding kernel. unit: its matrix instruction. models: which of them
+    launch it.
     """
 
     kernel: str
@@ -83,7 +83,7 @@ class Compiled:
 
 
 def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
-    """What a model launches on a card, some of it several times."""
+    """Yield a model's launches on a card, with repetitions."""
     capability = divmod(target, 10)
     if shape.states:
         yield from _state_steps(shape, capability)
@@ -96,8 +96,11 @@ def launches_of(shape: ModelShape, target: int) -> Iterator[Launch]:
 
 
 def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]:
-    """Of a recurrent layer: convolution, and delta rule and Mamba-2's scan; of states in float32
-    and bfloat16, in blocks with whole heads and without."""
+    """Record the step kernels of a recurrent layer: convolution, delta rule, Mamba-2's scan.
+
+    The delta rule runs with float32 and bfloat16 states, with whole and with split heads in a
+    block.
+    """
     conv, recurrent = (next(s for s in shape.states if s.kind == k) for k in ("conv", "recurrent"))
     (channels, taps), (heads, keys, values) = conv.size, recurrent.size
     rows, blocks, block_bytes = 8, 100, 1 << 19
@@ -127,7 +130,7 @@ def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]
 
 
 def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
-    """One launch's kernel for this target."""
+    """Compile a launch's kernel for a target and read its resource use."""
     kernel, source, options = source_of(launch, target)
     built = triton.compile(source, target=GPUTarget("cuda", target, _LANES), options=options)
     ptx, warps = built.asm["ptx"], built.metadata.num_warps
@@ -155,10 +158,10 @@ def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
 
 
 def source_of(launch: Launch, target: int) -> tuple[str, ASTSource, dict[str, Any]]:
-    """What Triton makes of a launch before it compiles: name, source and options."""
+    """Return a launch's name, source and options as Triton compiles them."""
     kernel = launch.kernel
     if not isinstance(kernel, JITFunction):
-        raise RuntimeError("TRITON_INTERPRET is set: nothing compiles")
+        raise RuntimeError("TRITON_INTERPRET is set: unset it to compile")
     backend = make_backend(GPUTarget("cuda", target, _LANES))
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     given = dict(launch.options)
@@ -171,7 +174,7 @@ def source_of(launch: Launch, target: int) -> tuple[str, ASTSource, dict[str, An
 
 
 def programs_of(target: int, registers: int, shared_bytes: int, warps: int) -> int:
-    """Programs that a multiprocessor of the target holds at a time."""
+    """Number of programs that fit on one multiprocessor of the target."""
     kibibytes, threads, most = _LIMITS[target]
     of_registers = _REGISTERS // (-(-registers // 8) * 8 * _LANES * warps)
     of_shared = kibibytes * 1024 // (shared_bytes + _RESERVED_BYTES)
@@ -179,7 +182,7 @@ def programs_of(target: int, registers: int, shared_bytes: int, warps: int) -> i
 
 
 def _sizes(launch: Launch) -> str:
-    """What of a launch's constants tells it from another: tiles."""
+    """Format a launch's integer constants, such as tile sizes."""
     kernel = launch.kernel
     names = kernel.arg_names
     given = dict(zip(names, launch.arguments, strict=False)) | dict(launch.options)
@@ -192,7 +195,7 @@ def _sizes(launch: Launch) -> str:
 
 
 def _used(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its stack, where what is spilled lies."""
+    """Return registers and stack bytes per thread; spilled registers lie on the stack."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -205,7 +208,7 @@ def _used(cubin: bytes) -> tuple[int, int]:
 
 
 def report(models: Iterable[str], targets: Iterable[int]) -> Iterator[Compiled]:
-    """Every kernel of these models for these targets, equal ones once."""
+    """Compile each distinct kernel of these models for these targets."""
     models = list(models)
     for target in targets:
         found: dict[str, tuple[Launch, list[str]]] = {}
@@ -221,13 +224,13 @@ def report(models: Iterable[str], targets: Iterable[int]) -> Iterator[Compiled]:
 
 
 def shape_of(name: str) -> ModelShape:
-    """A named shape of one layer: all its layers launch the same."""
+    """Return a named shape with one layer, as all layers launch the same kernels."""
     shape = shape_from_text(name)
     return shape if shape.states else replace(shape, layers=1)
 
 
 def summary(rows: Iterable[Compiled]) -> str:
-    """By kernel and target: the most and the least of what its variants have."""
+    """Render a table by kernel and target, with ranges over a kernel's variants."""
     groups: dict[tuple[str, int], list[Compiled]] = {}
     for row in rows:
         groups.setdefault((row.kernel, row.target), []).append(row)
@@ -255,11 +258,11 @@ def _span(values: Iterable[int]) -> str:
 
 
 def main() -> int:
-    """Print the table; 1 if a kernel spills."""
+    """Print the table; return 1 if a kernel spills registers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--targets", nargs="+", type=int, default=TARGETS, choices=TARGETS)
-    parser.add_argument("--json", type=Path, help="file of every variant")
+    parser.add_argument("--json", type=Path, help="write every variant to this file")
     arguments = parser.parse_args()
     rows = list(report(arguments.models, arguments.targets))
     if arguments.json:

@@ -1,10 +1,10 @@
-"""Stage: a decode step against the memory's ceiling, and the host's share of a step.
+"""Stage `roofline`: decode steps against the memory-bandwidth ceiling, and the host's share.
 
-Bytes of a step: weights that every token is multiplied with, and the KV that its rows see, shared
-parts counted once. Ceiling: the better of a device copy and a few-rows product, measured in this
-process. The host's share is the time of a step in which the device ran nothing.
-Each shape and batch as it is usually run, each batch of the first shape with `--deterministic`,
-and one without graphs. `exact` is what the start-up test found.
+Bytes of a step: weights used for every token, and the KV that its rows see, shared parts counted
+once. Ceiling: the faster of a device copy and a product with few rows, measured in this process.
+The host's share is the part of a step in which the device is idle. Each shape and batch runs by
+default; the first shape also runs with `--deterministic`, and its first batch without graphs.
+`exact` is the result of the start-up test.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from beamwright_lab.common import matmul_parameters
 from beamwright_lab.gpu.context import Context, release
 from beamwright_lab.gpu.link import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
 
-_LAST_S = 8.0  # loading a 7B shape again, and a few steps
+_LAST_S = 8.0  # to load a 7B model and run a few steps
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """rounds: of `step_tokens` tokens; the first is not counted.
+    """What to measure.
 
-    hosts: shapes and batches whose host's share is measured; the first is the goal's.
+    rounds: each of `step_tokens` tokens; the first is a warm-up. hosts: shapes and batches whose
+    host share is measured; the first has a goal.
     """
 
     shapes: tuple[str, ...] = ("qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-0.5b")
@@ -48,7 +49,7 @@ _SMOKE_CASE = Steps((_TINY,), (2, 1), ((_TINY, 4),), 16, 4, 3)
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Measure decode steps and host shares, with the ceiling before and after."""
     case = _SMOKE_CASE if context.smoke else Steps()
     sizes = SMOKE if context.smoke else Sizes(repeats=4)
     data: dict[str, Any] = {"ceiling": _ceiling(context, sizes), "steps": [], "not_run": []}
@@ -59,7 +60,7 @@ def run(context: Context) -> dict[str, Any]:
 
     work = [(what, partial(step, what)) for what in ways(case)]
     context.rows(data, "steps", work, least_s=3.0)
-    # A profiler keeps every launch: a few steps are enough.
+    # The profiler records every launch: few steps are enough.
     few = replace(case, rounds=3, step_tokens=min(16, case.step_tokens))
     hosts = [{"model": model, "batch": batch} for model, batch in case.hosts]
     data["hosts"] = []
@@ -70,7 +71,7 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def ways(case: Steps) -> list[dict[str, Any]]:
-    """What is measured, in order of value."""
+    """List the decode steps to measure, most important first."""
     usual: dict[str, Any] = {"graphs": "auto", "deterministic": False}
     every = product(case.shapes, case.batches)
     found = [{"model": model, "batch": batch, **usual} for model, batch in every]
@@ -97,7 +98,7 @@ def plain_paths(
     *,
     deterministic: bool = False,
 ) -> Solver:
-    """Plain paths of a random model behind one prompt, all of whose KV stays on the device."""
+    """Build a solver of independent paths after one prompt, with all KV on the device."""
     tokens = case.rounds * case.step_tokens
     return Solver(
         model=f"random:{shape}",
@@ -135,7 +136,7 @@ def _round_s(solver: Solver, prompt: int) -> list[float]:
 def step_row(
     context: Context, case: Steps, model: str, batch: int, graphs: str, *, deterministic: bool
 ) -> dict[str, Any]:
-    """Seconds and bytes of one token step at this batch."""
+    """Measure milliseconds, bytes and tokens per second of a decode step."""
     with plain_paths(context, case, model, batch, graphs, deterministic=deterministic) as solver:
         warnings = solver.synthetic(case.prompt).warnings
         rounds = _round_s(solver, case.prompt)[1:]
@@ -144,7 +145,7 @@ def step_row(
         weight_bytes = matmul_parameters(decoder.shape) * decoder.dtype.itemsize
         token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
         exact = solver.exact
-    # Rows share the prompt; of their own tokens they have half as many on average.
+    # Rows share the prompt, and have half of their own tokens on average.
     own = batch * case.step_tokens * (1 + case.rounds) / 2
     num_bytes = weight_bytes + token_bytes * (case.prompt + own)
     return {
@@ -158,9 +159,9 @@ def step_row(
 
 
 def host_share(context: Context, case: Steps, model: str, batch: int) -> dict[str, Any]:
-    """How much of the time of a search the device had nothing to do.
+    """Measure the share of a search's time in which the device is idle.
 
-    On a CPU, where operators run on the host, their own time stands for the device's.
+    On a CPU, operators' own time counts as the device's.
     """
     kinds = [ProfilerActivity.CUDA] if context.on_gpu else [ProfilerActivity.CPU]
     with plain_paths(context, case, model, batch) as solver:
@@ -170,7 +171,7 @@ def host_share(context: Context, case: Steps, model: str, batch: int) -> dict[st
             rounds = _round_s(solver, case.prompt)
     on_device = "self_device_time_total" if context.on_gpu else "self_cpu_time_total"
     busy_s = sum(getattr(event, on_device) for event in profiler.key_averages()) / 1e6
-    # The first round has the prefill in it, on both sides of the quotient.
+    # Both sums include the first round, which has the prefill.
     busy_share = busy_s / sum(rounds)
     steps = (case.rounds - 1) * case.step_tokens
     return {
@@ -178,6 +179,6 @@ def host_share(context: Context, case: Steps, model: str, batch: int) -> dict[st
         "step_ms_profiled": round(1e3 * sum(rounds[1:]) / steps, 4),
         "device_busy_share_profiled": round(busy_share, 4),
         "host_gap_share": round(max(0.0, 1 - busy_s / sum(rounds)), 4),
-        # Kernels take as long with the profiler as without; what it adds is host time.
+        # The profiler slows down the host, not the kernels.
         "host_gap_share_unprofiled": round(max(0.0, 1 - busy_share * sum(rounds[1:]) / plain_s), 4),
     }

@@ -1,9 +1,8 @@
-"""Runs stages as processes inside one time budget, and keeps every row that they find.
+"""Run stages as processes within one time budget, and keep every row that they measure.
 
-A stage is a command that gets `--seconds`, how long it may take. Everything is kept in one file of
-JSON lines that only grows (`Journal`), so whatever ends a stage, or this very process - a crash,
-the time limit, SIGKILL - what was measured by then is there, and another run goes on from it.
-Knows processes, clocks and files; no torch.
+A stage is a command that gets `--seconds`, its time. Results go to one append-only file of JSON
+lines (`Journal`). Whatever ends a stage or this process (a crash, the time limit, SIGKILL), rows
+measured by then are kept, and the next run continues from them. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from typing import Any
 OK, FAILED, CRASHED, TIMED_OUT, NO_TIME = "ok", "failed", "crashed", "timed out", "no time left"
 KILLED, SKIPPED = "killed", "skipped"
 _LOG_TAIL = 400
-_SET_DEATH_SIGNAL = 1  # prctl's
+_SET_DEATH_SIGNAL = 1  # of prctl
 
 
 class Journal:
-    """A file of JSON lines, each of one stage: that it begins, a part of its data, or its end.
+    """Append-only file of JSON lines: a stage's begin, a part of its data, or its end.
 
-    A part is a value by name, or one row of a list of that name; a later line replaces an earlier
-    one. Lines are appended whole; one that was cut off is no line.
+    A part is a named value, or one row of a named list; later lines replace earlier ones. Truncated
+    lines are ignored.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def begin(self, stage: str, facts: Mapping[str, Any], *, goes_on: bool) -> None:
-        """goes_on: what the stage has found before still counts."""
+        """Record that a stage begins. goes_on: its earlier data still count."""
         self._add({"stage": stage, "begin": dict(facts), "goes_on": goes_on})
 
     def part(self, stage: str, name: str, value: Any, row: int | None = None) -> None:
-        """row: its number, where the value is a row of a list."""
+        """Record a value. row: its index, if it is a row of the list `name`."""
         where = {} if row is None else {"row": row}
         self._add({"stage": stage, "part": name, **where, "value": value})
 
     def save(self, stage: str, data: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-        """Whatever of the data is not in `old`: rows that are new or have changed, and values."""
+        """Record the values and rows of `data` that differ from `old`."""
         for name, value in data.items():
             known = old.get(name)
             if value == known:
@@ -61,11 +60,11 @@ class Journal:
                     self.part(stage, name, each, row)
 
     def end(self, stage: str, facts: Mapping[str, Any]) -> None:
-        """facts: at least a `status`."""
+        """Record that a stage ended. facts: at least a `status`."""
         self._add({"stage": stage, "end": dict(facts)})
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """By stage: facts of its begin and end, and its data; without an end it was killed."""
+        """Read each stage's facts and data; a stage without an end was killed."""
         found: dict[str, dict[str, Any]] = {}
         text = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
         for line in text.splitlines():
@@ -101,11 +100,11 @@ def _read(line: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Stage:
-    """One command.
+    """A command to run.
 
-    budget_s: its share of the whole run. least_s: with less it is not worth starting.
-    reads: stages whose results it uses; it runs again when one of them has.
-    missing: what it needs and is not here; it is not started then.
+    budget_s: its weight when the time left is divided. least_s: fewest seconds worth starting with.
+    reads: stages whose results it uses; it runs again when one of them has. missing: what this
+    machine lacks; the stage is then skipped.
     """
 
     name: str
@@ -118,12 +117,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run.
+    """Settings of a run.
 
     key: what results depend on; a finished stage with an equal key is not run again, unless its
-        data name something under `not_run`. facts: what else is known of this run.
-    only: names of the stages to look at; empty means all. again: run these whatever is there.
-    grace: a stage is stopped at its time times this, plus `grace_s`. after: called behind each.
+    data have a `not_run`. facts: recorded with each stage. only: stages to run; empty means all.
+    again: stages to run even if finished. grace: a stage is killed after its time times this, plus
+    `grace_s`. after: called after each stage.
     """
 
     journal: Journal
@@ -142,10 +141,10 @@ class Plan:
 def run_stages(
     stages: Sequence[Stage], plan: Plan, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Run what is missing, in order of value; results by stage, old ones included.
+    """Run unfinished stages in order; return results by stage, kept ones included.
 
-    The time left is shared among the stages to come by their budgets; what one leaves over goes
-    to those behind it, and what does not fit at all is not started.
+    The time left is divided among the remaining stages by their budgets, so a stage's unused time
+    goes to later ones. A stage that does not fit is not started.
     """
     end_s = time.monotonic() + plan.budget_s
     chosen = [stage for stage in stages if not plan.only or stage.name in plan.only]
@@ -204,14 +203,14 @@ def _is_kept(stage: Stage, plan: Plan, results: Mapping[str, Mapping[str, Any]])
 
 
 def _given_s(stage: Stage, later: Sequence[Stage], left_s: float) -> float | None:
-    """The stage's share of the time left, at least what it needs; None if that is not there."""
+    """Return the stage's share of the time left, at least `least_s`; None if less is left."""
     share = stage.budget_s / (stage.budget_s + sum(each.budget_s for each in later))
     given_s = max(stage.least_s, left_s * share)
     return None if given_s > left_s else given_s
 
 
 def _limit_s(plan: Plan, later: Sequence[Stage], given_s: float, left_s: float) -> float:
-    """When a stage is stopped: some time after its own, but not in what later ones need."""
+    """Return when to kill a stage: after its time plus grace, if later stages can spare it."""
     wanted_s = given_s * plan.grace + plan.grace_s
     reserved_s = sum(stage.least_s for stage in later)
     return min(left_s, max(given_s, min(wanted_s, left_s - reserved_s)))
@@ -241,9 +240,9 @@ def _run(stage: Stage, plan: Plan, given_s: float, limit_s: float) -> dict[str, 
 def _wait(
     command: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str]
 ) -> tuple[str, int | None]:
-    """Run a command in a session of its own, which is ended as a whole at the limit.
+    """Run a command in its own session; kill the session at the limit.
 
-    It ends with this process, too, even where that is killed.
+    The kernel kills the command if this process dies.
     """
     with log.open("ab") as stream:
         try:
@@ -271,14 +270,14 @@ def _wait(
 
 
 def _dies_with_parent() -> Callable[[], object] | None:
-    """For a new process: SIGKILL when the one that started it ends; None where that is unknown."""
+    """Return a preexec function that makes a child die with its parent; None outside Linux."""
     if sys.platform != "linux":
         return None
     return partial(ctypes.CDLL(None).prctl, _SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever it has started."""
+    """Kill the process and its descendants."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,10 +1,10 @@
-"""Stages: whole searches as people run them, with less and less KV, and a profile of one.
+"""Stages `search` and `search-7b`: whole searches under shrinking KV budgets, and a profile of one.
 
-The bundled pair; then a random generator and a 1.5B verifier that reads every step (the likelihood
-of the text), whose checkpoints are written here. The same search with all the KV that it wants,
-half and a quarter of it has to grow the same tree (`--deterministic`, so that the batch does not
-matter); layer-wise stands beside it, and is cut by a deadline. The profile is of one search of two
-rounds of 16 tokens: `trace.json.gz` for a browser, and what `trace.steps` makes of it.
+Runs the bundled pair, then a random generator with a 1.5B verifier that scores each step by its
+likelihood; both checkpoints are written here. The same search with all the KV that it needs, half
+and a quarter must grow the same tree if results do not depend on the batch (`exact`). Layer-wise
+runs beside it with a deadline. The profile covers two rounds of 16 tokens: `trace.json.gz` for a
+browser, and its summary by `trace.steps`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from beamwright_lab.gpu.parity import Work, sizes_of, write_checkpoint
 PROBLEM = "Lena has 81 pencils. In July Lena wins 26 pencils. How many pencils does Lena have?"
 SMALL, _LARGE = "qwen2.5-1.5b", "qwen2.5-7b"
 _SHARES = (1.0, 0.5, 0.25)
-PLENTY = ("16GiB", "64MiB")  # of KV; on a card, and in a smoke run
+PLENTY = ("16GiB", "64MiB")  # ample KV: on a card, in a smoke run
 LAST_S = 4.0
-_LAYERWISE_S = 6.0  # its deadline
-_BUNDLED = ({"max_tokens": 256}, {"max_rounds": 2, "max_tokens": 40})  # whole, and a smoke run
+_LAYERWISE_S = 6.0  # deadline
+_BUNDLED = ({"max_tokens": 256}, {"max_rounds": 2, "max_tokens": 40})  # full run, smoke run
 _PROFILED = ({"step_tokens": 16, "max_rounds": 2}, {"step_tokens": 4, "max_rounds": 1})
 _RANDOM = ({"step_tokens": 64, "max_rounds": 4}, {"step_tokens": 8, "max_rounds": 2})
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Run the bundled pair, the random pair, the profile and the shrinking budgets."""
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(context, Path(folder), SMALL)
         work: Work = [
@@ -49,19 +49,19 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def run_large(context: Context) -> dict[str, Any]:
-    """Stage: a 7B generator, with less and less KV."""
+    """Run stage `search-7b`: a 7B generator under shrinking budgets."""
     with tempfile.TemporaryDirectory() as folder:
         return measured(context, Pair(context, Path(folder), _LARGE).less_and_less())
 
 
 def measured(context: Context, work: Work) -> dict[str, Any]:
-    """A row for each search; an error where trees that have to be equal are not."""
+    """Run the searches; report failures, and trees that should be equal but differ."""
     data: dict[str, Any] = {"rows": [], "not_run": []}
     context.rows(data, "rows", work, LAST_S)
     wrong = [f"failed: {row['what']}" for row in data["rows"] if "error" in row]
     compared = [row for row in data["rows"] if row.get("kv_share") and row.get("exact")]
     wrong += [
-        f"another tree: {row['what']}"
+        f"tree differs: {row['what']}"
         for row in compared
         if not row["cut"] and row["tree_hash"] != compared[0]["tree_hash"]
     ]
@@ -69,9 +69,9 @@ def measured(context: Context, work: Work) -> dict[str, Any]:
 
 
 class Pair:
-    """A random generator of a shape and the 1.5B verifier, written when they are first used.
+    """A random generator and the 1.5B verifier, written on first use.
 
-    wants_bytes: KV that the search holds at most, where nothing keeps it from that.
+    wants_bytes: peak KV of the search with an ample budget; 0 until measured.
     """
 
     def __init__(self, context: Context, folder: Path, generator: str) -> None:
@@ -80,7 +80,7 @@ class Pair:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Of the solver."""
+        """Solver options for this pair."""
         verifier = _checkpoint(self.context, self._folder / "verifier", SMALL)
         path = verifier
         if self.generator != SMALL:
@@ -89,8 +89,10 @@ class Pair:
         return {**found, **_RANDOM[self.context.smoke]}
 
     def less_and_less(self) -> Work:
-        """The same search at every share of the KV that it wants; layer-wise at half, for there
-        the verifier's stays on the device."""
+        """List the search at each share of its peak KV, then layer-wise at half.
+
+        At half, the verifier's KV still stays on the device.
+        """
         model = {"generator": self.generator}
         work: Work = [
             (
@@ -105,7 +107,7 @@ class Pair:
         return [*work, (streamed, partial(self._at, share, **by_layer))]
 
     def _at(self, share: float, **options: Any) -> dict[str, Any]:
-        """The first of all finds out what it wants."""
+        """Search at this share; the first call has ample KV and measures the peak."""
         plenty, wanted = PLENTY[self.context.smoke], self.wants_bytes
         kv_memory = plenty if not wanted else str(int(share * wanted))
         row = _searched(self.context, **{**self.options, **options, "kv_memory": kv_memory})
@@ -125,7 +127,7 @@ def solver_of(context: Context, **options: Any) -> Solver:
 
 
 def _searched(context: Context, **options: Any) -> dict[str, Any]:
-    """One search that warms up, and one that counts; one alone that has a deadline."""
+    """Search once after a warm-up; a search with a deadline has none."""
     with solver_of(context, **options) as solver:
         if "deadline" not in options:
             solver.solve(PROBLEM)

@@ -1,4 +1,4 @@
-"""What the sides of `peers` share: the case, what a side is, and how its seconds are taken."""
+"""Shared by the engines of stage `peers`: the workload, the type of a side, and timing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,
 
 @dataclass(frozen=True)
 class Case:
-    """Paths of `tokens` sampled tokens each behind one prompt of `prompt`; `counts`: how many."""
+    """Workload: n paths of `tokens` sampled tokens after one prompt of `prompt` tokens.
+
+    counts: the values of n.
+    """
 
     model: str
     prompt: int
@@ -28,10 +31,10 @@ SMOKE = Case(_TINY, prompt=8, tokens=6, counts=(4, 8))
 
 @dataclass(frozen=True)
 class Side:
-    """Who writes n paths, a row per n.
+    """An engine or configuration to compare; one row per n.
 
-    cost_s: seconds of a row on a card, warming up included: cheap rows go first, and a row is not
-    begun with less. counts: of the case, where it leaves some out. said: of its settings.
+    cost_s: seconds of a row on a card with its warm-up. Cheap rows run first, and a row needs this
+    much time left. counts: values of n; None means the case's. said: its settings, for the table.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Side:
 
 
 def timed(context: Context, work: Callable[[], object], num_tokens: int) -> dict[str, Any]:
-    """The better of two calls, after one that warms up."""
+    """Time `work` three times; return a row of the faster of the last two."""
     took_s = []
     for _ in range(3):
         synchronize(context.device)
@@ -55,7 +58,7 @@ def timed(context: Context, work: Callable[[], object], num_tokens: int) -> dict
 
 
 def seconds_of(took_s: list[float], num_tokens: int) -> dict[str, Any]:
-    """A row of calls of so many tokens each, the first of which warmed up."""
+    """Build a row from the seconds of calls, the first of which was a warm-up."""
     least_s = min(took_s[1:])
     return {
         "s": round(least_s, 4),

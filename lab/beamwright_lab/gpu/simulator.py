@@ -1,7 +1,7 @@
-"""Stage: the simulator beside a card.
+"""Stage `simulator`: predict every measured search with the simulator, and compare.
 
-Every measured point is replayed on the profile of the same run: the very tree that the device grew,
-under the same schedule and budget, so bytes can be compared as well. Needs no GPU.
+Each point of the figure stages is replayed from its recorded tree, under the same schedule and KV
+budget, on the hardware profile that stage `link` measured in the same run. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LINK = "link"
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Compare all points measured so far; return one row per point."""
     measured = context.data_of(LINK)
     if measured is None or "profile" not in measured:
-        raise RuntimeError("the stage `link` has measured no profile to predict from")
+        raise RuntimeError("no hardware profile to predict from: run stage `link` first")
     profile = HardwareProfile(**measured["profile"])
     data: dict[str, Any] = {"profile": measured["profile"], "points": [], "not_run": []}
     for stage in FIGURES:
@@ -55,12 +55,15 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, Any]:
-    """Measured and predicted seconds and bytes. The measured side is decoding and stalls."""
+    """Simulate one point; return measured and simulated seconds, I/O share and bytes.
+
+    Measured seconds are decoding plus stalls.
+    """
     measured_s = point["decode_s"] + point["stall_s"]
     row: dict[str, Any] = {"name": point["name"], "measured_s": round(measured_s, 4)}
     try:
         found = simulate(_simulation(point, profile))
-    except Exception as error:  # a cut-off tree that cannot be replayed costs one row
+    except Exception as error:  # a truncated tree may not replay: lose one row only
         return {**row, "error": one_line(error)}
     return {
         **row,
@@ -75,7 +78,11 @@ def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, An
 
 
 def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulation:
-    """With captured passes; layer-wise streaming launches one operator after the other."""
+    """Build the simulation of a measured point.
+
+    Passes cost as much as replayed CUDA graphs, except that layer-wise streaming launches each
+    operator.
+    """
     shape = shape_from_text(point["model"])
     model = ModelCosts.of(shape, point["element_bytes"])
     step, schedule = point["step"], ScheduleSettings(**VARIANTS[point["variant"]].options)
@@ -92,12 +99,12 @@ def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulatio
 
 
 def pack_tree(tree: SearchTree) -> str:
-    """A recorded tree as short text: thousands of nodes stand in a result file."""
+    """Compress a tree to base64 text: a result file holds thousands of nodes."""
     return base64.b64encode(zlib.compress(json.dumps(record_tree(tree)).encode())).decode()
 
 
 def unpack_tree(packed: str) -> RecordedTree:
-    """The tree of `pack_tree`."""
+    """Restore a tree from the text of `pack_tree`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tree.json"
         file.write_bytes(zlib.decompress(base64.b64decode(packed)))

@@ -1,9 +1,9 @@
-"""Stage: decoding ahead of selection with the bundled pair: `off`, `exact` and `auto` in turns.
+"""Stage `speculation`: the bundled pair with speculation `off`, `exact` and `auto`, in turns.
 
-The models are small, so a step takes as long as its launches, and slots that wait cost nothing:
-the case in which speculation should gain most. Trees are compared with those of `off`. They have to
-be equal where results do not depend on the batch (`exact`), as with `--deterministic`; elsewhere
-that is reported. Every row has its own solvers, which have solved all problems once before.
+With small models a step takes as long as its launches, so decoding in idle slots is free and
+speculation should gain most. Trees are compared with those of `off`: they must be equal where
+results do not depend on the batch (`exact`), as with `--deterministic`; elsewhere their number is
+only reported. Every row has its own solvers, which solve all problems once as a warm-up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_S = 5.0
 
 @dataclass(frozen=True)
 class Ahead:
-    """ways: n, and whether with `--deterministic`. kv_memory: of each solver."""
+    """What to measure. ways: pairs of n and `--deterministic`. kv_memory: of each solver."""
 
     ways: tuple[tuple[int, bool], ...] = ((64, False), (64, True), (16, False), (256, False))
     problems: int = 4
@@ -39,7 +39,7 @@ _SMOKE = Ahead(((8, False), (8, True)), 1, 1, "32MiB", 64)
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Measure all ways; report exact rows whose trees differ."""
     case = _SMOKE if context.smoke else Ahead()
     data: dict[str, Any] = {"rows": [], "not_run": []}
     problems = load_problems("bundled:test", case.problems).problems
@@ -58,7 +58,7 @@ def measure(
     *,
     deterministic: bool,
 ) -> dict[str, Any]:
-    """All three in one row: seconds of the problems, trees like those of `off`, share kept."""
+    """Measure all modes as one row: seconds, trees equal to `off`, share of tokens kept."""
     found: dict[str, list[Solution]] = {}
     with ExitStack() as stack:
         solvers = {
@@ -106,7 +106,7 @@ def _ahead(mode: str, found: Mapping[str, Sequence[Solution]]) -> dict[str, Any]
 
 
 def what_is_wrong(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Rows whose results do not depend on the batch, and whose trees differ all the same."""
+    """Name exact rows whose trees differ; None if there are none."""
     wrong = [
         f"n = {row['n']}, {mode}"
         for row in rows

@@ -1,8 +1,8 @@
-"""Stage: what generator and verifier have in common, of a random pair of 1.5B each.
+"""Stage `split`: verifiers and memory shared by a random 1.5B generator and 1.5B verifier.
 
-Four trees with one verifier and with two, beside decoding. Then one tree with half of the KV that
-it wants, which moves between the two models, and in parts that stay as they are in the beginning.
-Trees of a comparison have to be equal.
+Four trees at once, with one verifier and with two, while decoding goes on. Then one tree with half
+of the KV that it needs: memory that moves between the two models, and fixed shares. The trees of a
+comparison must be equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHARES = {"KV that moves": 0.5, "fixed parts": 0.5}
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Run both comparisons; report failures and trees that differ."""
     data: dict[str, Any] = {"rows": [], "not_run": []}
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(context, Path(folder), SMALL)
@@ -45,7 +45,7 @@ def run(context: Context) -> dict[str, Any]:
     first = {row["compared"]: row["tree_hash"] for row in reversed(found.values())}
     wrong = [f"failed: {row['what']}" for row in data["rows"] if "error" in row]
     wrong += [
-        f"another tree: {what}"
+        f"tree differs: {what}"
         for what, row in found.items()
         if row["tree_hash"] != first[row["compared"]]
     ]
@@ -80,7 +80,7 @@ def _many(pair: Pair, verifiers: int) -> dict[str, Any]:
 
 
 def _moving(pair: Pair, known: dict[str, float], what: str) -> dict[str, Any]:
-    """The first of all finds out what it wants, the next how it is divided in the beginning."""
+    """Solve one tree; keep the first call's peak KV and the latest split in `known`."""
     kv_bytes = int(_SHARES.get(what, 0) * known.get("wants", 0))
     options: dict[str, Any] = {
         "kv_memory": str(kv_bytes) if kv_bytes else PLENTY[pair.context.smoke]

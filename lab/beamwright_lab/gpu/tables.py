@@ -1,7 +1,7 @@
-"""What pages say of a card: tables of `docs/figures/gpu-NAME.json` (`published`).
+"""Render the docs' text and tables for a card from `docs/figures/gpu-NAME.json` (`published`).
 
-The simulator's prediction of the very searches stands beside what was measured, with what this card
-does; a count of launches and bytes is `costs`.
+Measured searches stand beside the simulator's prediction, which uses this card's measured profile;
+predictions from counted launches and bytes are in `costs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LINE = 118
 
 
 def _stage(found: Found, name: str, shown: Callable[[Found], str]) -> str:
-    """What is shown of a stage, under its command, day and commit."""
+    """Render a stage's results below its command, date and commit."""
     stage = found["stages"].get(name)
     if stage is None:
         return NOTHING
@@ -37,7 +37,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def machine(found: Found) -> str:
-    """The card in a sentence."""
+    """Describe the card in one sentence."""
     facts = found["machine"]
     packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton", "transformers"))
     gigabytes = found["stages"]["roofline"]["ceiling"] / 1e9
@@ -48,7 +48,7 @@ def machine(found: Found) -> str:
 
 
 def sentence(found: Found) -> str:
-    """What a reader learns first: of the card that has run vLLM, too."""
+    """Summarise the comparison with vLLM, for cards that have run it."""
     if "vllm" not in found["stages"]:
         return NOTHING
     paths, half = (_beside_vllm(found)[key] for key in (("64 paths", None), ("search", 0.5)))
@@ -64,12 +64,12 @@ def sentence(found: Found) -> str:
 
 
 def _rate(row: Found) -> float:
-    """Tokens a second of the best call."""
+    """Tokens per second of the fastest call, warm-up included."""
     return float(row["tokens"] / min(row["s"], row["first_s"]))
 
 
 def _beside_vllm(found: Found) -> dict[tuple[str, float | None], tuple[Found, Found]]:
-    """By work and share of KV: our row and vLLM's, where there are both."""
+    """Pair our rows with vLLM's, by work and share of KV."""
     rows = [row for row in found["stages"]["vllm"]["rows"] if "error" not in row]
     sides = {(row["side"], row["what"], row.get("kv_share")): row for row in rows}
     return {
@@ -80,7 +80,7 @@ def _beside_vllm(found: Found) -> dict[tuple[str, float | None], tuple[Found, Fo
 
 
 def vllm(found: Found) -> str:
-    """Paths, and a beam search with less and less KV, beside vLLM; the best call of each."""
+    """Compare with vLLM: paths, and a beam search under shrinking KV budgets; best calls."""
     return _stage(
         found,
         "vllm",
@@ -101,7 +101,7 @@ def _beside_row(work: tuple[str, float | None], sides: tuple[Found, Found]) -> R
 
 
 def _each(found: Found, name: str, line: Callable[[Found], Row]) -> str:
-    """A line for each row of a stage that is no error."""
+    """Render a line for each row of a stage that has no error."""
 
     def shown(stage: Found) -> str:
         return _table([line(row) for row in stage["rows"] if "error" not in row])
@@ -110,7 +110,7 @@ def _each(found: Found, name: str, line: Callable[[Found], Row]) -> str:
 
 
 def split(found: Found) -> str:
-    """One verifier and two, and memory that moves between the two models."""
+    """Compare one verifier with two, and moving with fixed memory."""
 
     def line(row: Found) -> Row:
         return {
@@ -125,7 +125,7 @@ def split(found: Found) -> str:
 
 
 def speculation(found: Found) -> str:
-    """Seconds with slots that decode ahead over those without."""
+    """Compare seconds with and without speculation."""
 
     def line(row: Found) -> Row:
         return {
@@ -151,7 +151,7 @@ def _usual(found: Found) -> list[Found]:
 
 
 def steps(found: Found) -> str:
-    """Decode steps: as they are usually run, by fixed tiles, and without graphs."""
+    """Compare decode steps: default, `--deterministic`, and without graphs."""
 
     def shown(stage: Found) -> str:
         rows = [row for row in stage["steps"] if "error" not in row]
@@ -188,7 +188,7 @@ def _said(value: bool | None) -> str | None:
 
 
 def searches(found: Found) -> str:
-    """Whole searches; those with less and less KV side by side."""
+    """Render whole searches, including those under shrinking KV budgets."""
     large = found["stages"].get("search-7b", {}).get("rows", [])
     if "search" not in found["stages"]:
         return _stage(found, "search-7b", lambda stage: _table(_searches(stage["rows"])))
@@ -232,7 +232,7 @@ def _name(row: Found) -> str:
 
 
 def one_step(found: Found) -> str:
-    """A replayed step by kernel, and the waits of the profiled search."""
+    """Render a replayed decode step by kernel, and idle times of the profiled search."""
 
     def shown(stage: Found) -> str:
         step = next((r["step"] for r in stage["rows"] if r.get("step", {}).get("kernels")), None)
@@ -251,7 +251,7 @@ def one_step(found: Found) -> str:
 
 
 def peers(found: Found) -> str:
-    """Others beside ours, by n; that of a row is that of its stage where it has none."""
+    """Compare other engines with ours, by n; old rows without n have that of their stage."""
 
     def shown(stage: Found) -> str:
         known = [{"n": stage.get("n"), **row} for row in stage["rows"] if "error" not in row]
@@ -276,7 +276,7 @@ def _share(part: float, whole: float | None) -> str | None:
 
 
 def kernels(found: Found) -> str:
-    """Our kernels alone, with a cold cache, beside the least that their bytes take."""
+    """Compare our kernels' times with a cold cache to the floor set by their bytes."""
 
     def shown(stage: Found) -> str:
         columns = {"heads of": "model", "work": "work", "rows": "rows", "us": "us"}
@@ -287,7 +287,7 @@ def kernels(found: Found) -> str:
 
 
 def link(found: Found) -> str:
-    """Our transfers beside the link's peak."""
+    """Compare our KV transfers to the link's peak."""
 
     def shown(stage: Found) -> str:
         rows = [
@@ -306,8 +306,10 @@ def link(found: Found) -> str:
 
 
 def points(found: Found) -> str:
-    """The LBS paper's searches, beside the simulator, and beside a layer-wise that the link alone
-    holds up."""
+    """Render the LBS paper's searches: measured, simulated, and speedups over layer-wise.
+
+    The last column assumes that layer-wise loads at the link's peak.
+    """
     name = "figures-opt-6.7b"
     peak = found["stages"].get("link", {}).get("link_peaks", {}).get("h2d")
     simulator = found["stages"].get("simulator", {}).get("points", [])
@@ -342,14 +344,14 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _at_peak(row: Found, points: Sequence[Found], peak: float | None) -> float | None:
-    """The speedup over layer-wise with copies, had its loads run at the link's peak bytes/s."""
+    """Speedup over layer-wise with copies if its loads ran at the link's peak bytes/s; or None."""
     base = next((p for p in points if (p["layout"], p["variant"]) == ("dense", "layerwise")), None)
     if peak is None or base is None or row["speedup"] is None:
         return None
     return round(row["speedup"] * min(1.0, base["h2d_bytes"] / base["time_s"] / peak), 2)
 
 
-# By the end of a block's name, what it shows.
+# Renderers of the docs' blocks, by the last part of a block's name.
 BLOCKS: Mapping[str, Callable[[Found], str]] = {
     "sentence": sentence,
     "machine": machine,

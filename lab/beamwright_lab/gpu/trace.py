@@ -1,7 +1,7 @@
-"""What a profile of a search says: the kernels of one replayed step, and where the card waits.
+"""Summarise a `torch.profiler` trace: kernels of one replayed decode step, and device idle time.
 
-Reads what `torch.profiler` writes for a browser. The kernels of a CUDA graph carry the number of
-the call that launched it, so that the kernels of one token step are known.
+Reads the trace that the profiler exports for a browser. The kernels of a CUDA graph carry the
+correlation id of its launch, which tells the kernels of one step.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 Event = Mapping[str, Any]
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_ROUND_US = 2000.0  # a longer wait between two replays is between two iterations or rounds
+_ROUND_US = 2000.0  # a longer gap between replays separates iterations or rounds
 _INNER = re.compile(r"\w*Functor\w*|\w+_kernel(?:_cuda|_impl)?\b|\w+_kernel_cuda|launch_\w+")
 _WRAPPERS = ("BinaryFunctor", "UnaryFunctor", "elementwise_kernel", "index_elementwise_kernel")
 
 
 def steps(events: Iterable[Event]) -> dict[str, Any]:
-    """Kernels of a median step of the graph that was launched most, and the waits around steps.
+    """Summarise kernel times and idle times of replays with the most common number of kernels.
 
-    kernels: by name, in order of their time: calls a step, microseconds a call and a step. Empty
-    without graphs.
+    kernels: slowest first, with calls per step and microseconds per call and step; empty without
+    graphs.
     """
     events = list(events)
     launched, on_device = _launches(events)
@@ -51,7 +51,7 @@ def steps(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def _launches(events: Iterable[Event]) -> tuple[list[int], dict[int, list[Event]]]:
-    """Numbers of graph launches in order, and what ran on the device by the number of its call."""
+    """Return graph launches' correlation ids in order, and device events by correlation id."""
     launched: list[tuple[float, int]] = []
     on_device: dict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -66,7 +66,7 @@ def _launches(events: Iterable[Event]) -> tuple[list[int], dict[int, list[Event]
 
 
 def _alike(replays: Sequence[list[Event]]) -> list[list[Event]]:
-    """Those of the most usual number of kernels."""
+    """Keep replays with the most common number of kernels."""
     usual = statistics.mode(map(len, replays)) if replays else 0
     return [each for each in replays if len(each) == usual]
 
@@ -89,7 +89,7 @@ def _kernels(replays: Sequence[Sequence[Event]]) -> list[dict[str, Any]]:
 
 
 def _busy_us(on_device: Mapping[int, Sequence[Event]], start: float, end: float) -> int:
-    """Of what runs wholly between two times, on one stream at a time."""
+    """Microseconds of device work that runs wholly between two times."""
     every = (event for each in on_device.values() for event in each)
     return round(sum(e["dur"] for e in every if start <= e["ts"] and _end(e) <= end))
 
@@ -99,7 +99,7 @@ def _end(event: Event) -> float:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without its templates; of torch's elementwise ones, what they compute."""
+    """Strip templates from a kernel's name; torch's elementwise kernels are named by operation."""
     plain = re.sub(r"^void |\(anonymous namespace\)::|at::native::|cublasLt::", "", name)
     outer = re.split(r"[<(]", plain)[0].strip()
     if "elementwise" not in outer:

@@ -1,7 +1,7 @@
-"""`transformers` as sides of `peers`: a random model of the same shape, made once.
+"""`transformers` as sides of stage `peers`, with a random model of the case's shape.
 
-`generate` with a cache that grows, with a static one, and with that compiled, which is what it does
-by itself on a card, and takes about a minute; its continuous batching is `paged`.
+`generate` has a growing cache, a static one, or a compiled static one, its default on a card, which
+compiles for about a minute. Continuous batching is in `paged`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CACHES: tuple[tuple[str, Mapping[str, Any], float], ...] = (
 
 
 def sides(context: Context, case: Case) -> list[Side]:
-    """See the module."""
+    """List `generate` with each cache, and each way of continuous batching."""
     held = _Held(context, case)
     plain = [
         Side(f"transformers, {name}", partial(held.generate, how), cost_s)
@@ -40,7 +40,7 @@ def sides(context: Context, case: Case) -> list[Side]:
 
 
 class _Held:
-    """The model, made when the first row wants it."""
+    """The model that all rows share, built for the first one."""
 
     def __init__(self, context: Context, case: Case) -> None:
         self._context = context

@@ -1,13 +1,12 @@
-"""Stage: vLLM on the card beside ours: paths from one prompt, and the traffic of a beam search.
+"""Stages `vllm` and `vllm-7b`: vLLM beside ours on paths from one prompt and on a beam search.
 
-Paths as in `peers`. The search has four rounds of 64 tokens, and nothing scores its steps: ours
-draws survivors by a verifier that costs nothing; vLLM, which has no verifier, is sent every beam
-again as token ids, survivors drawn too, and finds what it has in its prefix cache. Then both within
-a half and a quarter of the KV that vLLM's requests hold at most when it has plenty; where that runs
-out, vLLM preempts and computes again. Random weights; seconds of ours are the whole search, of
-theirs the calls of `generate`; the better of two after one that warms up, whose seconds are kept.
+Paths as in `peers`. The search has four rounds of 64 tokens and no real verifier: ours draws random
+scores; vLLM gets every surviving beam again as token ids, with random survivors, and reuses its
+prefix cache. Then both run within half and a quarter of vLLM's peak KV; when that runs out, vLLM
+preempts and recomputes. Weights are random. Seconds are the whole search for ours and the calls of
+`generate` for vLLM: the better of two after a warm-up, whose seconds are kept.
 
-`BEAMWRIGHT_VLLM_PYTHON` names an interpreter that has vllm, where this one has not.
+`BEAMWRIGHT_VLLM_PYTHON` names an interpreter that has vllm, if this one has not.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _PATHS, _PROMPT, _TOKENS = (64, 16, 256), 128, 128
 _SEARCH = {"n": 64, "width": 4, "tokens": 64, "rounds": 4}
 _SMOKE = {"n": 8, "width": 4, "tokens": 32, "rounds": 3}
 _SHARES = (0.5, 0.25)
-_BLOCKS = 8192  # of vLLM's pool: more than any of these wants
-_SIZES = [1, 2, 4, *range(8, 65, 8), 96, 128, 192, 256]  # batches of its graphs
+_BLOCKS = 8192  # vLLM's pool: more than any case needs
+_SIZES = [1, 2, 4, *range(8, 65, 8), 96, 128, 192, 256]  # batch sizes of vLLM's graphs
 _CONTEXT, _SEED = 1024, 1
 _LEAST_S, _START_S = 4.0, 45.0
 _ENVIRONMENT = {
@@ -51,12 +50,12 @@ _ENVIRONMENT = {
 
 
 def run(context: Context) -> dict[str, Any]:
-    """See the module."""
+    """Run stage `vllm` with a 1.5B generator."""
     return _measured(context, _SMALL)
 
 
 def run_large(context: Context) -> dict[str, Any]:
-    """Stage: the same of a 7B generator."""
+    """Run stage `vllm-7b`."""
     return _measured(context, _LARGE)
 
 
@@ -69,7 +68,7 @@ def _measured(context: Context, shape: str) -> dict[str, Any]:
 
 
 def _add_rows(context: Context, data: dict[str, Any], shape: str) -> None:
-    """Ours first, for vLLM takes its memory for as long as it lives; what is cut comes last."""
+    """Run ours, then vLLM, then ours with less KV: vLLM holds its memory until it exits."""
     name = shape.partition(",")[0]
     counts: Sequence[int] = (4,) if context.smoke else _PATHS
     paths = [{"model": name, "what": f"{n} paths", "side": "beamwright"} for n in counts]
@@ -118,7 +117,7 @@ def _add_rows(context: Context, data: dict[str, Any], shape: str) -> None:
 
 
 def _better(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Of two calls, after one that warms up. once: seconds, tokens, and what else is known."""
+    """Return the faster of two calls' rows, after a warm-up. once: returns s, tokens, facts."""
     first, *others = (once() for _ in range(3))
     best = min(others, key=lambda row: float(row["s"]))
     rate = round(best["tokens"] / best["s"], 1)
@@ -136,7 +135,7 @@ def _our_paths(context: Context, shape: str, n: int) -> dict[str, Any]:
 
 
 class _Drawn:
-    """A score for each step, drawn by its place in the tree: a verifier that costs nothing."""
+    """Verifier without cost: a random score per step, seeded by its place in the tree."""
 
     default_aggregate = "last"
     probabilities = True
@@ -149,7 +148,7 @@ class _Drawn:
 
 
 def _our_search(context: Context, shape: str, kv_bytes: int) -> dict[str, Any]:
-    """kv_bytes: what its KV may take; 0: plenty."""
+    """Run our beam search. kv_bytes: its KV budget; 0 means ample."""
     case = _SMOKE if context.smoke else _SEARCH
     plenty = 2 * case["n"] * _path_tokens(context) * _token_bytes(context, shape)
     release(context.device)
@@ -190,8 +189,10 @@ def _solved(solver: Solver) -> dict[str, Any]:
 def _worker(
     context: Context, stack: ExitStack, folder: Path, shape: str
 ) -> Worker | dict[str, Any]:
-    """vLLM's engine in a process of its own, as it starts by itself; where that fails, in the
-    worker's. An error where both do."""
+    """Start vLLM with its engine in a process of its own (its default), else in the worker's.
+
+    Returns an error row if both fail.
+    """
     config = _config(shape)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options: dict[str, Any] = {
@@ -231,7 +232,7 @@ def _worker(
 
 
 def _config(name: str) -> dict[str, Any]:
-    """What a checkpoint of this shape would say."""
+    """Build the config.json of a checkpoint of this shape."""
     shape = shape_from_text(name)
     named = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
     return {
@@ -249,7 +250,7 @@ def _config(name: str) -> dict[str, Any]:
 
 
 def _path_tokens(context: Context) -> int:
-    """Of a whole path, prompt and all: without so much, a request is preempted for ever."""
+    """Tokens of a whole path with its prompt; with less KV, vLLM preempts a request forever."""
     case = _SMOKE if context.smoke else _SEARCH
     return _PROMPT + case["rounds"] * case["tokens"]
 

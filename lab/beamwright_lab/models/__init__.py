@@ -1,1 +1,1 @@
-"""Which models and files run, and how fast, with tiny random checkpoints that are written here."""
+"""Checks of model and file support: which architectures and formats run, and how fast."""

@@ -1,10 +1,10 @@
-"""The adapter beside the own decoder and beside `transformers`: 16 paths from one prompt.
+"""Speed of the `transformers` adapter beside our decoder and plain `transformers`: 16 paths.
 
     python -m beamwright_lab.models.adapter_speed [--rounds 5] [--tokens 32] [--n 16]
 
-Sides take turns in one process. The baseline is the honest one: the prompt is prefilled once, its
-cache repeated, and all paths decoded together. Half a billion parameters of qwen2.5-0.5b's shape,
-and a mixture of 128 experts, of which a token takes 8; random weights.
+Sides take turns in one process. The plain side prefills the prompt once, repeats its cache, and
+decodes all paths together. Random weights: qwen2.5-0.5b's shape, and a mixture of 128 experts, of
+which a token uses 8.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIXTURE = "mixture of 128"
 
 
 def folder_of(model: str) -> Path:
-    """Where the model is, written once."""
+    """Return the model's folder, written the first time."""
     if model != MIXTURE:
         return model_folder(model)
     folder = RESULTS / "models" / "qwen3_moe-128"
@@ -49,7 +49,7 @@ def folder_of(model: str) -> Path:
 
 
 def sides_of(model: str, given: argparse.Namespace) -> dict[str, Callable[[], None]]:
-    """What each side does once; all get prompts of one length."""
+    """Return a function for each side that generates all paths once."""
     folder, sides = folder_of(model), dict[str, Callable[[], None]]()
 
     def solver(decoder: str) -> Callable[[], None]:
@@ -57,7 +57,7 @@ def sides_of(model: str, given: argparse.Namespace) -> dict[str, Callable[[], No
             model=str(folder),
             verifier="none",
             search="best-of-n",
-            choose="majority",  # nothing scores the paths
+            choose="majority",  # there is no verifier
             n=given.n,
             step_tokens=given.tokens,
             max_tokens=given.tokens,
@@ -84,7 +84,7 @@ def sides_of(model: str, given: argparse.Namespace) -> dict[str, Callable[[], No
 
 
 def measure(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the table."""
+    """Time all sides of a model; return a row each."""
     sides = sides_of(model, given)
     for once in sides.values():
         once()

@@ -1,6 +1,6 @@
-"""Tiny random checkpoints of many architectures, as `transformers` writes them.
+"""Write tiny random checkpoints of many architectures with `transformers`.
 
-Each has the bundled pair's tokenizer, three layers or a few more, and weights large enough that
+Each has the bundled pair's tokenizer, at least three layers, and weights large enough that
 attention, experts and windows matter to the log-probabilities.
 """
 
@@ -43,9 +43,9 @@ _COMMON: Mapping[str, Any] = {
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
 }
 
-# By `model_type`, what of a config differs from the sizes that all have; None: left out.
+# Config fields by `model_type`, beside `_COMMON`; None removes a field.
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    # What the own decoder knows.
+    # Supported by our own decoder.
     "llama": {},
     "mistral": {"sliding_window": 32},
     "qwen2": {},
@@ -96,7 +96,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "stablelm": {},
     "starcoder2": {"sliding_window": 32},
-    # Experts.
+    # Mixtures of experts.
     "deepseek_v2": {**_DEEPSEEK, **_MLA},
     "deepseek_v3": {**_DEEPSEEK, **_MLA},
     "dots1": dict(_DEEPSEEK),
@@ -142,12 +142,12 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5_text": dict(_LINEAR),
     "qwen3_next": {**_LINEAR, **_MOE, "shared_expert_intermediate_size": 32},
 }
-# Whose routers have equal rows in pairs: two experts tie for every token.
+# Their router weights are equal in pairs, so that two experts tie for every token.
 TIED_ROUTERS = ("qwen3_moe",)
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:
-    """Write the architecture's checkpoint, float32, from one seed; returns the folder."""
+    """Write an architecture's float32 checkpoint from a fixed seed; return the folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -167,6 +167,6 @@ def write_checkpoint(name: str, folder: Path) -> Path:
 
 
 def copy_tokenizer(folder: Path) -> None:
-    """Give a checkpoint the bundled pair's tokenizer and chat template."""
+    """Copy the bundled pair's tokenizer and chat template into a checkpoint."""
     for file in _SOURCE.glob("tokenizer*"):
         shutil.copy(file, folder)

@@ -1,4 +1,4 @@
-"""Damaged copies of a checkpoint: bytes flipped, cut, filled, put in; values of JSON changed."""
+"""Make damaged copies of checkpoints to test the loader: corrupt bytes, or change JSON values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WAYS: tuple[Callable[[bytearray, random.Random, int], None], ...] = (_flip, _fi
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """The same with one kind of damage, more often than not near the beginning."""
+    """Corrupt bytes in one way (flip, overwrite, insert, truncate), mostly near the beginning."""
     changed = bytearray(data)
     end = len(data) if rng.random() < 0.3 else min(_HEAD, len(data))
     rng.choice(_WAYS)(changed, rng, end)
@@ -43,7 +43,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 
 def change(value: Any, rng: random.Random) -> Any:
-    """A JSON value with one part of it, at any depth, missing or another."""
+    """Return a JSON value with one part, at any depth, removed or replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(sorted(value))
         rest = {name: each for name, each in value.items() if name != key}
@@ -52,7 +52,7 @@ def change(value: Any, rng: random.Random) -> Any:
 
 
 def damaged(place: Path, folder: Path, seed: int) -> Path:
-    """A damaged copy of a checkpoint's file, or of one of a folder's files, in a new folder."""
+    """Write a damaged copy of a checkpoint file, or of a folder with one damaged file."""
     rng = random.Random(seed)
     if place.is_file():
         file = folder / f"{seed}{place.suffix}"

@@ -1,10 +1,10 @@
-"""Which architectures run: parity, equal trees, exactness, speed; a table, refusals with reasons.
+"""Check which architectures run: parity, equal trees, exactness, speed; refusals with reasons.
 
     python -m beamwright_lab.models.families [--only NAME...] [--limit-s 300]
 
-Each architecture is a tiny random checkpoint that `transformers` writes, in a process of its own
-(`family.py`), so that one that crashes or hangs costs its own row. Searches of paths of 192 tokens
-behind a prompt, windows of 16 to 64.
+Each architecture is a tiny random checkpoint that `transformers` writes. It runs in its own process
+(`family.py`), so that a crash or hang costs one row. Paths have 192 tokens after the prompt, more
+than any attention window (16 to 64).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from beamwright_lab.models.checkpoints import ARCHITECTURES
 from beamwright_lab.models.family import report
 from beamwright_lab.models.shown import family_rows, refusals, verdict
 
-# What the own decoder knows: each of them with `transformers`' modules, too.
+# Supported by our own decoder; each also runs with the `transformers` adapter.
 OWN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "opt")
-_PROCESSES = get_context("forkserver")  # each begins where the imports are over
+_PROCESSES = get_context("forkserver")  # children begin with imports done
 _PROCESSES.set_forkserver_preload(["beamwright_lab.models.family"])
-# Rows of a run that is not over: it goes on from there.
+# Rows of an unfinished run, which the next one continues.
 PARTLY = RESULTS / "families-partly.json"
 
 
 def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str, Any]:
-    """What a process says of an architecture; `error` where it says nothing in time."""
+    """Check one architecture in a process; a crash or no result in `limit_s` becomes `error`."""
     facts: dict[str, Any] = {"architecture": name, "decoder": decoder or "auto"}
     here, there = _PROCESSES.Pipe(duplex=False)
     with TemporaryDirectory() as place:
         folder = Path(place) / name
         process = _PROCESSES.Process(target=_say, args=(there, name, folder, decoder, rounds))
         process.start()
-        there.close()  # so that the end of the process is the end of what it says
+        there.close()  # so that recv sees EOF when the process ends
         try:
             if not here.poll(limit_s):
-                return facts | {"error": f"not done in {limit_s:.0f} s"}
+                return facts | {"error": f"no result in {limit_s:.0f} s"}
             found: dict[str, Any] = here.recv()
         except EOFError:
             process.join()
@@ -58,7 +58,7 @@ def _say(there: Connection, *given: Any) -> None:
 
 
 def reason(found: Mapping[str, Any], folder: Path) -> str | None:
-    """Why an architecture does not run, without where its checkpoint lies."""
+    """Return why an architecture does not run, without its checkpoint's path; None if it runs."""
     error: str | None = found.get("error")
     return (
         None if error is None else error.replace(f"model {folder}: ", "").replace(str(folder), "")
@@ -66,7 +66,7 @@ def reason(found: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def kept(anew: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of an earlier run that is not over, but those of architectures to run anew."""
+    """Return rows of an unfinished run, without architectures that run again."""
     if not PARTLY.is_file():
         return []
     rows: list[dict[str, Any]] = json.loads(PARTLY.read_text(encoding="utf-8"))["rows"]
@@ -75,7 +75,7 @@ def kept(anew: Sequence[str]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, help="these alone, anew")
+    parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, help="run only these, again")
     parser.add_argument("--limit-s", type=float, default=300.0)
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()

@@ -1,8 +1,8 @@
-"""One architecture, in a process of its own: parity, equal trees, speed. Prints one JSON line.
+"""Check one architecture: parity, equal trees, speed. Prints one JSON line.
 
     python -m beamwright_lab.models.family NAME FOLDER [--decoder own|transformers]
 
-What the line lacks was not reached; `error` says why, `stage` where.
+If a check fails, the line has its `error` and `stage`, and lacks the results of later checks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_TOKENS, _STEP, _N = 192, 16, 12
 _PATH_TOKENS = 64
 _QUARTER = 4
 _SEARCH: Mapping[str, Any] = {
-    # Six subtrees that share the prompt alone: a quarter of the KV holds one path of the six.
+    # Six subtrees share only the prompt: a quarter of the KV holds one path of the six.
     **{"search": "dvts", "n": _N, "width": 2, "verifier": "logprob", "temperature": 1.0},
     **{"step_tokens": _STEP, "max_tokens": NUM_TOKENS, "ignore_eos": True, "dtype": "float32"},
 }
@@ -41,8 +41,7 @@ _PATHS: Mapping[str, Any] = {
 
 
 def path_of(solution: Solution, number: int) -> tuple[list[int], list[float], int]:
-    """Of a final path: its token ids, the log-probabilities of those behind the prompt, and how
-    long the prompt is."""
+    """Return a path's token ids, log-probabilities of generated tokens, and prompt length."""
     root, *steps = solution.tree.node(solution.candidates[number].lineage).path()
     ids = [*root.token_ids, *(token for step in steps for token in step.token_ids)]
     return ids, [value for step in steps for value in step.logprobs], len(root.token_ids)
@@ -50,7 +49,7 @@ def path_of(solution: Solution, number: int) -> tuple[list[int], list[float], in
 
 @torch.inference_mode()
 def parity(model: Any, solution: Solution) -> float:
-    """Largest difference of a final path's log-probabilities to those of `transformers`' model."""
+    """Largest difference of final paths' log-probabilities from those of `transformers`."""
     found = [path_of(solution, number) for number in range(len(solution.candidates))]
     worst = 0.0
     for ids, ours, start in found:
@@ -62,7 +61,7 @@ def parity(model: Any, solution: Solution) -> float:
 
 
 def in_the_middle(solver: Solver, folder: Path) -> tuple[Solution, Solution]:
-    """The search, saved, and the one that goes on from where half of its rounds were over."""
+    """Search with a checkpoint, and resume it after half of the rounds; return both solutions."""
     file, kept = folder / "search.json", folder / "half.json"
 
     def look(report: RoundReport) -> None:
@@ -73,7 +72,7 @@ def in_the_middle(solver: Solver, folder: Path) -> tuple[Solution, Solution]:
 
 
 def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], rounds: int) -> None:
-    """Fill in what is found out, in this order, so that it is there if the next one fails."""
+    """Run all checks in order; results go into `facts`, which keeps them if a later one fails."""
     facts["stage"] = "load"
     model = str(folder)
     with Solver(model=model, schedule="in-gpu", **_SEARCH, **decoder) as solver:
@@ -101,7 +100,7 @@ def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], round
 def speed(
     folder: Path, prompt: Sequence[int], decoder: Mapping[str, str], rounds: int
 ) -> dict[str, float]:
-    """Tokens a second of 12 paths of 64 tokens, best round, beside `transformers`' generate."""
+    """Tokens per second of 12 paths of 64 tokens, and of `generate`; best rounds."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with Solver(model=str(folder), **_PATHS, **decoder) as solver:
         sides = {
@@ -113,11 +112,11 @@ def speed(
 
 
 def _done(_: object) -> None:
-    """A side's seconds are taken from outside."""
+    """Discard a result: `interleave` times the call."""
 
 
 def report(name: str, folder: Path, decoder: str | None, rounds: int) -> dict[str, Any]:
-    """Write the checkpoint and find out; whatever goes wrong is in what is returned."""
+    """Write the checkpoint and run all checks; errors are part of the returned facts."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     facts: dict[str, Any] = {"stage": "write"}
@@ -126,7 +125,7 @@ def report(name: str, folder: Path, decoder: str | None, rounds: int) -> dict[st
         check(facts, folder, {} if decoder is None else {"decoder": decoder}, rounds)
     except BeamwrightError as error:
         facts |= {"error": str(error), "refused": facts["stage"] == "load"}
-    except Exception as error:  # of any kind: the table goes on
+    except Exception as error:  # of any kind: other rows follow
         facts["error"] = f"{type(error).__name__}: {error}"
     return facts
 

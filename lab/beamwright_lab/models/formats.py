@@ -1,11 +1,11 @@
-"""Files of each format: bits, error against `transformers`, load seconds and memory, damaged files.
+"""Check each weight format: bits, errors, load seconds and memory, damaged files.
 
     python -m beamwright_lab.models.formats [--only NAME...] [--damaged 500] [--skip-large]
 
 The lab writes the files. Errors are of a small model: against the format's definition, and against
-what `transformers` makes of the same file, where it reads it on a CPU (GGUF needs `gguf`,
-compressed-tensors and nf4 their packages). Seconds and memory are of half a billion parameters, in
-a fresh process; damaged files are loaded 250 to a process, each with a time limit.
+`transformers` where it reads the file on a CPU (GGUF needs `gguf`; compressed-tensors and nf4 need
+their packages). Seconds and memory are of half a billion parameters in a fresh process. Damaged
+files are loaded 250 to a process, which has a time limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BATCH = 250
 
 
 def by_transformers(name: str, place: Path) -> Mapping[str, torch.Tensor] | str:
-    """Tensors as `transformers` turns them back, or why it does not."""
+    """Return tensors as dequantised by `transformers`, or why it fails."""
     from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
     how: dict[str, Any] = {"dtype": torch.float32}
@@ -58,15 +58,15 @@ def by_transformers(name: str, place: Path) -> Mapping[str, torch.Tensor] | str:
                 state = getattr(getattr(module, "weight", None), "quant_state", None)
                 if state is not None:
                     found[f"{path}.weight"] = dequantize_4bit(module.weight.data, state).detach()
-    except Exception as error:  # a package that is not here, a card that it wants
+    except Exception as error:  # such as a missing package or card
         return error_line(error)
     return found
 
 
 def worst(weights: StoredWeights, expected: Mapping[str, torch.Tensor]) -> float | None:
-    """Largest difference of projections' values, over the largest value; None of none.
+    """Largest error of projection weights, relative to the largest value; None if not compared.
 
-    Where values are expected that were rounded to bfloat16, ours are, too.
+    Where expected values are bfloat16, ours are rounded to it first.
     """
     found = []
     for name, value in expected.items():
@@ -83,7 +83,10 @@ def worst(weights: StoredWeights, expected: Mapping[str, torch.Tensor]) -> float
 
 
 def computed(weights: StoredWeights, names: Sequence[str]) -> float | None:
-    """The same of what projections multiply with, against their values; None if dequantised."""
+    """Largest relative error of the weights that projections compute with.
+
+    None if they are dequantised on loading.
+    """
     found = []
     for name in names:
         linear = weights.linear(name.removesuffix(".weight"))
@@ -96,7 +99,7 @@ def computed(weights: StoredWeights, names: Sequence[str]) -> float | None:
 
 
 def run(places: Sequence[Path], limit_s: float) -> Iterator[dict[str, Any]]:
-    """Load each place in one process; in another one from behind the place that ended it."""
+    """Load each checkpoint in one process; after a crash or hang, go on in another one."""
     while places:
         given = [sys.executable, "-m", "beamwright_lab.models.load_file", *map(str, places)]
         try:
@@ -119,7 +122,7 @@ def run(places: Sequence[Path], limit_s: float) -> Iterator[dict[str, Any]]:
 
 
 def hurt(place: Path, count: int, limit_s: float) -> dict[str, Any]:
-    """What became of damaged copies."""
+    """Load damaged copies; return counts of outcomes, and those that should not happen."""
     outcomes: Counter[str] = Counter()
     bad: list[dict[str, Any]] = []
     for first in range(0, count, _BATCH):
@@ -134,7 +137,7 @@ def hurt(place: Path, count: int, limit_s: float) -> dict[str, Any]:
 
 
 def small(name: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Errors, and damaged files, of a small model."""
+    """Measure errors and damaged files of a small model."""
     checkpoint, meant = write_format(name, source_of(name, place, large=False), place)
     facts: dict[str, Any] = {"format": name}
     try:
@@ -152,7 +155,7 @@ def small(name: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def large(name: str, place: Path, limit_s: float) -> dict[str, Any]:
-    """Bits, seconds and memory of half a billion parameters."""
+    """Measure bits per weight, load seconds and memory with half a billion parameters."""
     source = source_of(name, place, large=True)
     checkpoint, _ = write_format(name, source, place)
     files = [checkpoint] if checkpoint.is_file() else [*checkpoint.glob("*.safetensors")]

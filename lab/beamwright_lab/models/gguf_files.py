@@ -1,4 +1,4 @@
-"""GGUF files of qwen2 models, written by rounding to nearest, as llama.cpp chooses types."""
+"""Write qwen2 checkpoints as GGUF: rounded to nearest, with types chosen as by llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 _ALIGNMENT = 32
 _KINDS = {"F32": 0, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
 _KINDS |= {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
-# What a file's matrices are in, and what those that need more bits.
+# Types of a file's matrices, and of those that need more bits.
 MIXES = {
     "BF16": ("BF16", "BF16"),
     "Q8_0": ("Q8_0", "Q8_0"),
@@ -22,7 +22,7 @@ MIXES = {
     "Q5_K_M": ("Q5_K", "Q6_K"),
     "Q6_K": ("Q6_K", "Q6_K"),
 }
-_SHORT = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # for widths that have no long blocks
+_SHORT = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # for widths that are no multiple of 256
 _LONG_BLOCK = 256
 _NAMES = {
     **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
@@ -33,7 +33,7 @@ _NAMES = {
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """[blocks, bytes] of numbers [blocks, n]."""
+    """View numbers [blocks, n] as bytes [blocks, bytes]."""
     return values.contiguous().view(torch.uint8)
 
 
@@ -61,7 +61,7 @@ def q5_1(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def q_k(bits: int, blocks: torch.Tensor) -> torch.Tensor:
-    """Q4_K or Q5_K."""
+    """Quantise blocks to Q4_K or Q5_K."""
     parts, most = blocks.view(-1, 8, 32), 2**bits - 1
     low = (-parts.amin(-1)).clamp(min=0)
     step = (parts.amax(-1) + low).clamp(min=0) / most
@@ -96,7 +96,7 @@ def q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([*shown, _bytes(whole)], dim=1)
 
 
-# Values of a block, and blocks float32 [n, values] to bytes [n, bytes].
+# Values per block; function from float32 [n, values] to bytes [n, bytes].
 QUANTISE: Mapping[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Q5_0": (32, q5_0),
     "Q8_0": (32, q8_0),
@@ -108,7 +108,7 @@ QUANTISE: Mapping[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 def kind_of(name: str, weight: torch.Tensor, mix: str) -> str:
-    """The type of a tensor of such a file; widths that have no long blocks fall back."""
+    """Choose a tensor's type; widths that are no multiple of 256 use short blocks."""
     if weight.dim() == 1:
         return "F32"
     parts = "token_embd", "output.", "attn_v", "ffn_down"
@@ -122,7 +122,7 @@ def written_text(value: str) -> bytes:
 
 
 def written_value(value: Any) -> bytes:
-    """A value behind its type."""
+    """Encode a metadata value behind its type."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -131,7 +131,7 @@ def written_value(value: Any) -> bytes:
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + written_text(value)
-    # Token types are signed: llama.cpp takes no others.
+    # llama.cpp requires signed token types.
     kind = struct.pack("<I", 5) if isinstance(value[0], int) else written_value(value[0])[:4]
     return (
         struct.pack("<I", 9)
@@ -142,7 +142,7 @@ def written_value(value: Any) -> bytes:
 
 
 def metadata(folder: Path, mix: str) -> dict[str, Any]:
-    """Of a qwen2 checkpoint's folder: shape, tokens and template."""
+    """Return a qwen2 checkpoint's GGUF metadata: shape, tokens and chat template."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     how = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -179,7 +179,7 @@ def metadata(folder: Path, mix: str) -> dict[str, Any]:
 
 
 def called(name: str) -> str:
-    """A tensor's name in a GGUF file."""
+    """Return a tensor's name in a GGUF file."""
     stem, _, part = name.rpartition(".")
     plain = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     if stem in plain:
@@ -189,7 +189,7 @@ def called(name: str) -> str:
 
 
 def write_gguf(folder: Path, file: Path, mix: str) -> None:
-    """A qwen2 checkpoint's folder as one file. mix: of `MIXES`."""
+    """Write a qwen2 checkpoint as one GGUF file. mix: a key of `MIXES`."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="pt") as source, open(file, "wb") as out:

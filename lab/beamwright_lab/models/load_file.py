@@ -1,9 +1,9 @@
-"""Load models in this process, one after the other, and say of each what came of it.
+"""Load models one after the other in this process; print a JSON line for each.
 
     python -m beamwright_lab.models.load_file PLACE...
 
-A JSON line for each: `outcome` is "loaded", "refused" (with one line) or "error"; seconds, and the
-most memory that this process has had until then.
+`outcome` is "loaded", "refused" (with a reason) or "error". `peak_bytes` is this process's peak
+memory so far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer  # noqa: F401 - imports are not loading
+from transformers import AutoConfig, AutoTokenizer  # noqa: F401 - imported before loading is timed
 
 from beamwright.errors import BeamwrightError
 from beamwright.models.load import load_model
@@ -26,7 +26,7 @@ _MOST_BYTES = 16 << 30
 
 
 def peak_bytes() -> int:
-    """The most memory resident at once since the process began."""
+    """Peak resident memory of this process so far."""
     with open("/proc/self/status", encoding="utf-8") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 

@@ -1,7 +1,7 @@
-"""How formats keep a projection, written by rounding to nearest: tensors as a file has them, and
-the values that they stand for by the format's definition.
+"""Quantise weights as AWQ, GPTQ, compressed-tensors, FP8, MXFP4 and nf4 files store them.
 
-Weights are float32 [out, in], experts float32 [experts, out, in].
+Rounds to nearest. Returns a file's tensors, and the values that they mean by the format's
+definition. Weights are float32 [out, in], experts float32 [experts, out, in].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NF4 = (
 
 @dataclass(frozen=True)
 class Packed:
-    """tensors: by what stands behind the projection's name; values: what they mean, float32."""
+    """A quantised weight. tensors: by suffix of its name. values: what they mean, float32."""
 
     tensors: Mapping[str, torch.Tensor]
     values: torch.Tensor
@@ -34,7 +34,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packing:
-    """config: a config.json's `quantization_config`; experts: of three-dimensional weights."""
+    """A format. config: its `quantization_config`. experts: packs three-dimensional weights."""
 
     pack: Callable[[torch.Tensor], Packed]
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Packing:
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Eight codes of the last dimension in an int32, the first lowest."""
+    """Pack eight codes of the last dimension into an int32, the first lowest."""
     shifts = torch.arange(0, 32, 4)
     return (codes.long().unflatten(-1, (-1, 8)) << shifts).sum(-1).to(torch.int32)
 
@@ -52,7 +52,7 @@ def _groups(weight: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _affine(weight: torch.Tensor, least_zero: int) -> tuple[torch.Tensor, ...]:
-    """Codes [out, in], zeros [out, groups], float16 scales [out, groups], and values."""
+    """Return codes [out, in], zeros and float16 scales [out, groups], and values."""
     parts = _groups(weight, GROUP)
     low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
     scale = ((high - low) / 15).clamp(min=1e-7).half()
@@ -63,7 +63,7 @@ def _affine(weight: torch.Tensor, least_zero: int) -> tuple[torch.Tensor, ...]:
 
 
 def awq(weight: torch.Tensor) -> Packed:
-    """Codes and zeros [in, out], eight columns in a word, in an order of their own."""
+    """Codes and zeros are [in, out], with eight columns per word in AWQ's order."""
     codes, zero, scale, values = _affine(weight, 0)
 
     def words(rows: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def awq(weight: torch.Tensor) -> Packed:
 
 
 def gptq(weight: torch.Tensor, *, reorder: bool = False) -> Packed:
-    """Codes [in, out], eight rows in a word. reorder: desc_act, and zeros as version 2 has them."""
+    """Codes are [in, out], eight rows per word. reorder: desc_act, with zeros of version 2."""
     order = torch.randperm(weight.shape[1]) if reorder else torch.arange(weight.shape[1])
     codes, zero, scale, values = _affine(weight[:, order], 0 if reorder else 1)
     back = order.argsort()
@@ -114,7 +114,7 @@ def fp8_block(weight: torch.Tensor) -> Packed:
 
 
 def mxfp4(weight: torch.Tensor) -> Packed:
-    """Blocks [experts, out, groups, 16] of two codes a byte, exponents [experts, out, groups]."""
+    """Blocks are [experts, out, groups, 16], two codes a byte; exponents [experts, out, groups]."""
     parts = _groups(weight, 32)
     exponent = (parts.abs().amax(-1).clamp(min=1e-30) / 6).log2().ceil()
     levels = torch.tensor(_E2M1)
@@ -130,7 +130,7 @@ def mxfp4(weight: torch.Tensor) -> Packed:
 
 
 def nf4(weight: torch.Tensor) -> Packed:
-    """As bitsandbytes keeps them, without double quantisation."""
+    """Pack as bitsandbytes does without double quantisation."""
     parts, levels = weight.reshape(-1, 64), torch.tensor(_NF4)
     most = parts.abs().amax(-1)
     codes = torch.bucketize(parts / most[:, None], (levels[1:] + levels[:-1]) / 2).flatten()
@@ -153,7 +153,7 @@ def _gptq_config(**more: Any) -> Mapping[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, **more}
 
 
-# By a format's name, of folders.
+# Formats whose checkpoint is a folder, by name.
 PACKINGS: Mapping[str, Packing] = {
     "AWQ": Packing(
         awq,

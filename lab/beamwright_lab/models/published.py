@@ -1,15 +1,14 @@
-"""GGUF files: how far log-probabilities are from float32 of their own values.
+"""Measure log-probability errors of GGUF files, against float32 of the values that they store.
 
     python -m beamwright_lab.models.published [--only smollm2 gemma] [--file GGUF ...]
         [--llama-python FILE]
-    python -m beamwright_lab.models.published --reference   what `transformers` says, written anew
+    python -m beamwright_lab.models.published --reference   rewrite the references
 
-Of the two published files the text's token ids stand in `published.json`, beside what
-`transformers` makes of them in float32, of values that it reads itself (this needs `accelerate` and
-`gguf`); of others that is found once. Of each side: perplexity, the error of a token's
-log-probability (median, largest), and how often the same token is best. Each is a process of its
-own; llama.cpp is of an environment that has it (`peers.paths`), or left out. Rows of other files
-are those of the last run.
+A reference is a text's token ids and what `transformers` predicts in float32 from the same file
+(needs `accelerate` and `gguf`). `published.json` has those of the two published files; others are
+computed once. Each side runs in its own process and has perplexity, the error of a token's
+log-probability (median, largest), and how often the same token is best. llama.cpp needs a Python
+that has it. Rows of other files are kept from the last run.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ _TEXT = (
 )
 _TOKENS, _ROWS = 768, 64
 _BEGIN = {"gemma": (2,)}  # <bos>
-# Behind each token but the last: the log-probability of the next one, and the best token.
+# For each token but the last: the next one's log-probability, and the best token.
 Predicted = list[tuple[float, int]]
 
 
 def predicted(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, ids: Sequence[int]
 ) -> Predicted:
-    """logits: of hidden states [tokens, hidden]."""
+    """Predict each next token from hidden states [tokens, hidden]. logits: the output layer."""
     found: Predicted = []
     parts = (hidden[:-1].split(_ROWS), torch.tensor(ids[1:]).split(_ROWS))
     for states, following in zip(*parts, strict=True):
@@ -106,7 +105,7 @@ _NAMES = {file.path: name for name, file in FILES.items()}
 
 
 def reference_of(place: Path) -> dict[str, Any]:
-    """See `read_reference_of`; of other files it is found, and kept."""
+    """Return a file's reference, computed and stored if the file is not a published one."""
     if place in _NAMES:
         return read_reference_of(_NAMES[place])
     kept = RESULTS / "references" / f"{place.name}.json"
@@ -124,7 +123,7 @@ def new_reference(place: Path, begin: Sequence[int]) -> dict[str, Any]:
 
 
 def one(place: Path, side: str, llama: Path) -> dict[str, Any]:
-    """A side, in this process; "" is the reference."""
+    """Measure a side in this process; "" is the reference."""
     reference = reference_of(place)
     found, ids = reference["predicted"], reference["ids"]
     if side:
@@ -138,7 +137,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=FILES)
     parser.add_argument("--file", nargs="+", type=Path, default=[], metavar="GGUF")
     parser.add_argument("--llama-python", type=Path, default=LLAMA_PYTHON, metavar="FILE")
-    parser.add_argument("--reference", action="store_true", help="write published.json anew")
+    parser.add_argument("--reference", action="store_true", help="rewrite published.json")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:

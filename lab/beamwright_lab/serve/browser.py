@@ -1,4 +1,4 @@
-"""A headless Chromium that Playwright drives, and the page to show it."""
+"""Run a headless Chromium by Playwright, and serve an application for it to show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-# As root there is no sandbox; the rest keeps it from asking the network for anything.
+# Chromium's sandbox does not work as root; most other options avoid network requests.
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -26,19 +26,19 @@ ARGUMENTS = (
 
 
 def chromium_path() -> str | None:
-    """The browser of this machine, if there is one."""
+    """Path of the installed browser; None if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The browser; needs Playwright, which downloads nothing here."""
+    """Yield a headless browser; Playwright uses the installed one and downloads nothing."""
     from playwright.sync_api import sync_playwright
 
     path = chromium_path()
     if path is None:
-        raise SystemExit("needs a Chromium (Debian: apt-get install chromium)")
+        raise SystemExit("no Chromium found: install one (Debian: apt-get install chromium)")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         try:
@@ -49,7 +49,7 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
-    """The application on a free port of this machine: its address."""
+    """Serve the application on a free local port; yield its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as a user starts it."""
+"""Run `beamwright serve` in a process of its own, as a user would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Running:
-    """A server that answers. facts: what it has printed."""
+    """A running server. facts: the JSON line that it prints at start."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -29,13 +29,13 @@ class Running:
         return int(line.split()[1]) * 1024
 
     def terminate(self) -> None:
-        """Tell it to end."""
+        """Send SIGTERM to the server."""
         self.process.send_signal(signal.SIGTERM)
 
 
 @contextmanager
 def server(*words: str) -> Iterator[Running]:
-    """`beamwright serve` with these options, until the context ends."""
+    """Run `beamwright serve` with these options until the context ends."""
     command = [sys.executable, "-m", "beamwright", "serve", "--port", "0", "--json", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

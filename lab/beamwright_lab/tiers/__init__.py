@@ -1,1 +1,1 @@
-"""KV on two tiers: bytes, their lower bound, seconds, plans."""
+"""Simulations of KV on two tiers: bytes moved, seconds, and lower bounds of both."""

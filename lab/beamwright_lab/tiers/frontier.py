@@ -1,11 +1,11 @@
-"""The frontier: seconds against the KV that a device has, simulated; beside rivals and the floor.
+"""Simulate seconds against KV memory (the frontier), beside vLLM, SGLang and a lower bound.
 
 One search per shape (MHA, GQA), n and kind of steps (`searches`), with shares of the KV that it
-takes where it all fits. Beside this engine with its defaults: each kind of batching; vLLM's and
-SGLang's rules, with and without a host tier, reading shared KV once as it does here ("by row" is
-how they read); the floor (`studies.floor`); and levers that both sides may have, each alone. Drafts
-are an input, here and there: so many tokens accepted in the mean. No verifier, which those rules do
-not know.
+needs to keep all of it on the device. Compared are this engine's ways to batch; vLLM's and SGLang's
+scheduling rules, with and without a host tier; the floor (`studies.floor`); and levers (options
+that both sides may have), each alone. Engines read shared KV once, as here, and again "by row", as
+they really do. The acceptance of drafts is an input. There is no verifier: the engines' rules know
+none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from beamwright_lab.tiers.searches import (
 GIB = 2**30
 PERCENT = (100, 50, 25, 10)
 OURS = "Beamwright"
-# Ways to batch; auto is the default, and the others are what it chooses from.
+# Ways to batch; auto, the default, chooses from the others.
 BATCHINGS = tuple(get_args(ScheduleSettings.model_fields["batching"].annotation))
 HEADINGS = {
     "vllm": "vLLM",
@@ -48,7 +48,7 @@ HEADINGS = {
     "sglang-hicache": "SGLang, HiCache",
     "sglang-write-back": "the same, write-back",
 }
-# Of the engines, those that have been the fastest anywhere: levers are given to these alone.
+# Engines that were the fastest in some case; only these get levers.
 _STRONGEST = ("vllm-offload", "sglang", "sglang-hicache")
 _AMPLE_BYTES = 2**42
 
@@ -60,8 +60,10 @@ T = TypeVar("T")
 
 
 def rows_of(search: Search, args: argparse.Namespace, known: Sequence[Row] = ()) -> list[Row]:
-    """All systems with all budgets and levers. known: engines' rows of this search, which need not
-    be simulated again."""
+    """Simulate a search with all systems, budgets and levers; return a row each.
+
+    known: engines' rows of this search, which are not simulated again.
+    """
     kept = {(row["kv_bytes"], row["lever"], row["system"]): row for row in known}
     options = {"schedule": "locality", **dict(each.split("=", 1) for each in args.set)}
     plain = LEVERS[""]
@@ -102,7 +104,7 @@ def _if_it_fits(run: Callable[[], T]) -> T | None:
 
 
 def _own(search: Search, found: SimulationResult | None) -> dict[str, Any]:
-    """What is kept of a result here, and bounds of the tree and the budget alone."""
+    """Return fields of our result, with lower bounds for this tree and budget; or nothing."""
     if found is None:
         return {}
     card = search.roofline(LEVERS[""]).hardware
@@ -130,7 +132,7 @@ def _kept(found: SimulationResult | EngineResult) -> dict[str, Any]:
 
 
 def lines_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each search and budget that fits: seconds here, of the floor, and of the fastest engine."""
+    """Summarise each search and budget that fits: our seconds, the floor, the fastest engine."""
     cells: dict[tuple[str, int], dict[tuple[str, str], Row]] = {}
     for row in rows:
         if "time_s" in row:
@@ -158,7 +160,7 @@ def _line(cell: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
 
 
 def _against(cell: Mapping[tuple[str, str], Row], lever: str) -> dict[str, Any]:
-    """Seconds here, and the fastest engine's over them: reading shared KV once, and by row."""
+    """Our seconds, and the fastest engine's over ours: reading shared KV once, and by row."""
     ours = cell[lever, OURS]["time_s"]
     found: dict[str, Any] = {"ours_s": round(ours, 2)}
     for reading, seconds in (("once", "time_s"), ("by_row", "by_row_s")):
@@ -174,7 +176,7 @@ def _against(cell: Mapping[tuple[str, str], Row], lever: str) -> dict[str, Any]:
 
 
 def quoted(rows: Sequence[Row]) -> dict[str, Any]:
-    """The lines; and of each share of the KV the least, the geometric mean and the most."""
+    """Return the lines, and least, geometric mean and most for each share of the KV."""
     lines = lines_of(rows)
     shares = {}
     for percent in dict.fromkeys(line["percent"] for line in lines):
@@ -192,8 +194,10 @@ def quoted(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _lever(lines: Sequence[Mapping[str, Any]], lever: str) -> dict[str, Any]:
-    """What a lever gives here, and the fastest engine's seconds over ours: both with it, and we
-    alone (as_they_are)."""
+    """Our gain from a lever, and the fastest engine's seconds over ours, both with the lever.
+
+    as_they_are: only ours has it.
+    """
     own = [line["levers"][lever] for line in lines]
     pairs = list(zip(lines, own, strict=True))
     return {
@@ -234,7 +238,7 @@ def _engine(line: Mapping[str, Any], reading: str) -> str:
 
 
 def _levers_shown(line: Mapping[str, Any]) -> dict[str, str]:
-    """Seconds with each lever, and the fastest engine's over them, with the same: once, by row."""
+    """Format our seconds with each lever, and the fastest engine's over ours (once, by row)."""
     shown = {"search": line["search"], "KV %": str(line["percent"])}
     for name, found in {"as it is": line, **line["levers"]}.items():
         shown[name] = f"{found['ours_s']:.1f} ({found['once']:.2f}, {found['by_row']:.2f})"
@@ -261,8 +265,7 @@ def _print(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def draw(rows: Sequence[Row], file: Path) -> bool:
-    """A panel per search as SVG: seconds over the floor where all fits; False without
-    matplotlib."""
+    """Plot seconds over those with all KV on the device, as SVG; False without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -311,7 +314,7 @@ def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
 
 
 def _engines_of(file: Path | None) -> dict[str, list[Row]]:
-    """The engines' rows of a result, by search."""
+    """Read the engines' rows of an earlier result, by search."""
     found: dict[str, list[Row]] = {}
     for row in json.loads(file.read_text(encoding="utf-8"))["rows"] if file is not None else ():
         if row["system"] in FAIR:
@@ -323,12 +326,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--width", type=int, default=4)
-    parser.add_argument(
-        "--steps", type=int, nargs="*", default=[32, 128, 256], help="of one length"
-    )
-    parser.add_argument("--about", type=int, nargs="*", default=[128], help="lognormal ones' mean")
-    parser.add_argument("--spread", type=float, default=0.6, help="of those")
-    parser.add_argument("--generate", type=int, help="tokens of a path; 320, or four steps")
+    parser.add_argument("--steps", type=int, nargs="*", default=[32, 128, 256], help="step lengths")
+    parser.add_argument("--about", type=int, nargs="*", default=[128], help="lognormal means")
+    parser.add_argument("--spread", type=float, default=0.6, help="sigma of lognormal steps")
+    parser.add_argument("--generate", type=int, help="tokens of a path; default 320, or four steps")
     parser.add_argument("--no-recorded", dest="recorded", action="store_false")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--percent", nargs="+", type=int, default=list(PERCENT))
@@ -339,7 +340,7 @@ def main() -> None:
         "--engines-from",
         type=Path,
         metavar="FILE",
-        help="of an earlier result with these settings: engines are not simulated again",
+        help="reuse the engines' rows of an earlier result with the same settings",
     )
     args = parser.parse_args()
     rows, known = list[Row](), _engines_of(args.engines_from)
@@ -349,9 +350,9 @@ def main() -> None:
         for found in pool.map(rows_of, chosen, repeat(args), each_known):
             rows += found
             say(f"  {found[0]['search']}: {len(found)} rows")
-            write_json("frontier", {"rows": rows})  # a run that is stopped leaves these
+            write_json("frontier", {"rows": rows})  # kept if the run is stopped
     figure = RESULTS / "frontier.svg"
-    say(f"written: {figure}" if draw(rows, figure) else "no figure: it needs matplotlib")
+    say(f"written: {figure}" if draw(rows, figure) else "no figure: matplotlib is not installed")
     report = quoted(rows)
     _print([_shown(line) for line in report["lines"]])
     _print([_levers_shown(line) for line in report["lines"]])

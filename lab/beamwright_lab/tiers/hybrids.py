@@ -1,8 +1,8 @@
-"""Hybrids on one card, simulated: a state of every row beside KV; seconds over a card that fits it.
+"""Simulate hybrids on one card, recurrent states beside KV: seconds over a card that fits all.
 
-Sizes by name, weights in int4, memory as `plan` spends it, states in float32 as they are and in
-bfloat16. The scheduler is the engine's, seconds are the roofline's; no verifier. Made-up searches
-have steps of one length, or lognormal ones ("about"), where a round waits for its longest.
+Named sizes with int4 weights; memory is divided as by `plan`; states are float32 (the default) or
+bfloat16. The engine's scheduler runs on roofline seconds, without a verifier. Synthetic searches
+have steps of one length, or lognormal ones ("about"), where a round waits for its longest step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AMPLE_BYTES = 2**44
 
 @dataclass(frozen=True)
 class Case:
-    """A hybrid on a card. states: the dtype that they are kept in. memory: what --memory says."""
+    """A hybrid on a card. states: dtype of recurrent states. memory: value of --memory."""
 
     model: str
     card: str
@@ -56,7 +56,7 @@ class Case:
         return replace(shape, states=tuple(replace(part, wide=False) for part in shape.states))
 
     def budget_bytes(self, n: int) -> int:
-        """What is there for KV and states."""
+        """Bytes that the plan leaves for KV and states."""
         sizes = ModelBytes(self.shape, _ELEMENT_BYTES, Storage.INT4)
         asked = MemorySettings(memory=self.memory)
         return plan_memory(asked, sizes, None, n, in_place=True).kv_bytes
@@ -64,7 +64,7 @@ class Case:
     def simulate(
         self, tree: RecordedTree, step: StepSettings, budget: int, options: Mapping[str, Any]
     ) -> SimulationResult | None:
-        """One search with so many bytes for KV and states; None if it does not fit."""
+        """Simulate a search with this budget for KV and states; None if it does not fit."""
         chosen = dict(options)
         model = ModelCosts.of(self.shape, _ELEMENT_BYTES, Storage.INT4)
         card = find_profile(self.card)
@@ -76,7 +76,7 @@ class Case:
 
 
 def searches(args: argparse.Namespace) -> Iterator[tuple[str, RecordedTree, StepSettings]]:
-    """By what their steps are called; what a schedule knows of them is the last."""
+    """Yield the searches: name of the steps, tree, and step limits that a schedule knows."""
     kinds = [(f"{step}", step, 0.0) for step in args.steps]
     kinds += [(f"about {step}", step, args.spread) for step in args.about]
     for name, step, sigma in kinds:
@@ -88,7 +88,7 @@ def searches(args: argparse.Namespace) -> Iterator[tuple[str, RecordedTree, Step
 
 
 def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each case and search: here, and on a card on which all of it fits."""
+    """Simulate each case and search with its budget, and on a card that fits all of it."""
     options = {**dict(each.split("=", 1) for each in args.set), "eager": args.eager}
     found = list(searches(args))
     for (model, card, memory), states in product(CASES, STATES):
@@ -114,7 +114,7 @@ def _kept(found: SimulationResult) -> dict[str, Any]:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """A line of the table: GiB, seconds."""
+    """Format a row of the table: GiB, seconds."""
     fits = "over" in row
 
     def gib(name: str) -> str:
@@ -144,11 +144,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, default=64)
     parser.add_argument("--width", type=int, default=4)
-    parser.add_argument("--steps", type=int, nargs="*", default=[32, 64], help="of one length")
-    parser.add_argument("--about", type=int, nargs="*", default=[64], help="lognormal ones' mean")
-    parser.add_argument("--spread", type=float, default=0.7, help="of those")
-    parser.add_argument("--more", type=float, default=0.0, help="GiB for KV and states")
-    parser.add_argument("--eager", action="store_true", help="no pass is replayed as a graph")
+    parser.add_argument("--steps", type=int, nargs="*", default=[32, 64], help="step lengths")
+    parser.add_argument("--about", type=int, nargs="*", default=[64], help="lognormal means")
+    parser.add_argument("--spread", type=float, default=0.7, help="sigma of lognormal steps")
+    parser.add_argument("--more", type=float, default=0.0, help="extra GiB for KV and states")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="schedule")
     args = parser.parse_args()
     rows = list(rows_of(args))

@@ -1,6 +1,6 @@
-"""The searches of the frontier, and what may be done otherwise than by default: levers.
+"""Searches that `frontier` simulates, and levers: options that are not the default.
 
-Made-up searches have steps of one length, or lognormal ones ("about"); "recorded" is the bundled
+Synthetic searches have steps of one length, or lognormal ones ("about"); "recorded" is the bundled
 pair's own search, replayed at the costs of larger models.
 """
 
@@ -32,16 +32,16 @@ SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
 
 _ELEMENT_BYTES = 2
 
-# Measured on the bundled pair (n = 16): from the tree, siblings that are being written included; a
-# suffix of at least two tokens, at most four drafts.
+# Measured on the bundled pair (n = 16): drafts from the tree, unfinished siblings included;
+# suffixes of at least two tokens, at most four drafts.
 OWN_DRAFTS = Drafts(0.49, 1.7)
-# The same from complete requests alone, which vLLM's suffix cache takes.
+# The same with drafts from complete requests only, as in vLLM's suffix cache.
 RIVALS_DRAFTS = Drafts(0.33, 1.7)
 
 
 @dataclass(frozen=True)
 class Lever:
-    """What is done otherwise, here and by rivals alike."""
+    """Options that differ from the default, for ours and for rivals alike."""
 
     graphs: bool = False
     kv8: bool = False
@@ -59,7 +59,7 @@ LEVERS: Mapping[str, Lever] = {
 
 @dataclass(frozen=True)
 class Search:
-    """A search on a card. steps: what its steps are called; step: what a schedule knows of them."""
+    """A search on a card. steps: the name of its steps. step: limits that a schedule knows."""
 
     shape: str
     n: int
@@ -73,13 +73,13 @@ class Search:
         return f"{self.shape}, n = {self.n}, {self.steps}"
 
     def roofline(self, lever: Lever) -> Roofline:
-        """The model on the card."""
+        """Cost model of the search's model on its card."""
         shape, card = shape_from_text(SHAPES[self.shape]), find_profile(self.gpu)
         model = ModelCosts.of(shape, _ELEMENT_BYTES, kv_dtype="int8" if lever.kv8 else "auto")
         return Roofline(model, with_cuda_graphs(card) if lever.graphs else card)
 
     def simulate(self, kv_bytes: int, options: Mapping[str, Any], lever: Lever) -> SimulationResult:
-        """The search here."""
+        """Simulate the search with our scheduler."""
         roofline = self.roofline(lever)
         costs = RooflineCosts(roofline, Layout.TREE)
         if lever.drafts:
@@ -90,17 +90,17 @@ class Search:
     def on_engine(
         self, kv_bytes: int, engine: str, lever: Lever
     ) -> tuple[EngineResult, EngineResult]:
-        """The search by an engine's rules: KV read by row, and once."""
+        """Simulate the search by an engine's rules: reading KV by row, and once."""
         roofline = self.roofline(replace(lever, kv8=False))
         model, drafts = roofline.model, RIVALS_DRAFTS if lever.drafts else None
-        if lever.kv8:  # without a scale for each token and head
+        if lever.kv8:  # rivals keep no scale per token and head
             model = replace(model, kv_bytes_per_token=model.kv_bytes_per_token // _ELEMENT_BYTES)
         case = EngineCase(self.tree, model, roofline.hardware, kv_bytes, drafts)
         return simulate_engine(case, engine)
 
 
 def searches(args: argparse.Namespace) -> Iterator[Search]:
-    """What the options ask for."""
+    """Yield the searches that the options ask for."""
 
     def tree_of(n: int, step: int, sigma: float) -> RecordedTree:
         tokens = args.generate or max(LEAST_TOKENS, LEAST_ROUNDS * step)
@@ -121,7 +121,7 @@ def searches(args: argparse.Namespace) -> Iterator[Search]:
 
 
 def _recorded(n: int, width: int) -> RecordedTree:
-    """The bundled pair's search on the demo's problem; kept, as every run of it is the same."""
+    """Return the bundled pair's search of the demo's problem, recorded the first time."""
     file = RESULTS / f"frontier-tree-{n}-{width}.json"
     if not file.exists():
         from beamwright import Solver
@@ -134,7 +134,7 @@ def _recorded(n: int, width: int) -> RecordedTree:
 
 
 def _longest(tree: RecordedTree) -> int:
-    """Tokens of the longest path behind the prompt."""
+    """Tokens of the longest path, without the prompt."""
     ends: dict[tuple[int, ...], int] = {(): 0}
     for node in tree.nodes:
         ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
