@@ -8,7 +8,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import CapacityError
-from beamwright_lab.models.published import by_us, errors
+from beamwright_lab.models.published import by_us, compare_predictions
 from beamwright_lab.models.published_files import read_reference_of
 
 PROBLEM = "Mia has 3 red and 4 green apples. She eats 2 of them. How many apples are left?"
@@ -23,7 +23,7 @@ def test_log_probabilities_are_those_of_the_files_values(smollm2):
     """Activations are rounded to 8 bits, as llama.cpp's are, or to bfloat16 without the library."""
     reference = read_reference_of("smollm2")
     found = by_us(smollm2, reference["ids"][:NUM_TOKENS], {})
-    far = errors(found, reference["predicted"][: len(found)])
+    far = compare_predictions(found, reference["predicted"][: len(found)])
     assert far["median"] < 0.15
     assert far["largest"] < 0.9
     assert far["same_best"] > 0.9
@@ -48,7 +48,7 @@ def test_a_receipt_holds_in_less_memory(cli, smollm2, tmp_path):
 @pytest.mark.nightly
 def test_a_prompt_beyond_the_window_is_read_as_the_reference_does(gemma):
     reference = read_reference_of("gemma")
-    far = errors(by_us(gemma, reference["ids"], {}), reference["predicted"])
+    far = compare_predictions(by_us(gemma, reference["ids"], {}), reference["predicted"])
     assert far["median"] < 0.05
     assert far["same_best"] > 0.95
 

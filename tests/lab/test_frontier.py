@@ -25,7 +25,7 @@ def rows():
 @pytest.fixture(scope="module")
 def found(rows):
     inputs = {"drafts": {"accepted": 0.5}, "rivals_drafts": {"accepted": 0.3}}
-    return {**frontier.quoted(rows), **inputs}
+    return {**frontier.summarise(rows), **inputs}
 
 
 def test_every_way_to_batch_and_every_lever_has_its_row(rows):

@@ -16,8 +16,8 @@ from beamwright_lab.gpu.launches import DEVICE, captured_prefill, on_card, prefi
 
 def test_two_numbers_meet_the_steps_that_a_card_measured():
     rows = costs.measured_steps()
-    fit = costs.fitted(rows)
-    errors = [abs(costs.error(fit, row)) for row in rows]
+    fit = costs.fit_costs(rows)
+    errors = [abs(costs.relative_error(fit, row)) for row in rows]
     assert len(errors) == 12
     assert sum(errors) / len(errors) <= 0.04
     assert sorted(errors)[-2] <= 0.06, "all but a small model's largest batch"
@@ -26,8 +26,8 @@ def test_two_numbers_meet_the_steps_that_a_card_measured():
 
 
 def test_the_same_two_numbers_are_near_a_card_that_nothing_was_fitted_to():
-    fit = costs.fitted(costs.measured_steps())
-    errors = [abs(costs.error(fit, row, "h200")) for row in costs.measured_steps("h200")]
+    fit = costs.fit_costs(costs.measured_steps())
+    errors = [abs(costs.relative_error(fit, row, "h200")) for row in costs.measured_steps("h200")]
     assert len(errors) == 12
     assert sum(errors) / len(errors) <= 0.08
 
@@ -43,7 +43,7 @@ def test_what_is_counted_of_a_token():
 
 
 def test_the_sheet_says_what_is_predicted_and_what_does_not_fit(monkeypatch):
-    monkeypatch.setattr(costs, "launches_of", lambda *_: (10, 14))
+    monkeypatch.setattr(costs, "count_launches", lambda *_: (10, 14))
     monkeypatch.setattr(costs, "PATHS", (64,))
     found = costs.sheet()
     text = costs.block(found)
@@ -55,15 +55,15 @@ def test_the_sheet_says_what_is_predicted_and_what_does_not_fit(monkeypatch):
 
 def test_plans_and_simulations_take_what_was_fitted_and_counted():
     """To a tenth: the card was measured again since."""
-    fit = costs.fitted(costs.measured_steps())
+    fit = costs.fit_costs(costs.measured_steps())
     assert fit.launch_s == pytest.approx(CAPTURED_LAUNCH_S, rel=0.1)
-    assert costs.launches_of("qwen2.5-1.5b", 256, (9, 0))[0] == CAPTURED_LAUNCHES
+    assert costs.count_launches("qwen2.5-1.5b", 256, (9, 0))[0] == CAPTURED_LAUNCHES
 
 
 def test_codes_are_fewer_bytes_and_a_launch_a_layer_more(monkeypatch):
-    monkeypatch.setattr(codes, "launches", lambda _, storage: (10 - (storage == "plain"), 14))
-    fit = costs.fitted(costs.measured_steps())
-    plain, int8, int4 = (codes.predicted(fit, "qwen2.5-7b", each) for each in codes.STORAGES)
+    monkeypatch.setattr(codes, "count_launches", lambda _, storage: (10 - (storage == "plain"), 14))
+    fit = costs.fit_costs(costs.measured_steps())
+    plain, int8, int4 = (codes.predict(fit, "qwen2.5-7b", each) for each in codes.STORAGES)
     assert int4["GB a token"] < 0.35 * plain["GB a token"] < 0.7 * int8["GB a token"]
     assert int4["h100, 1"] < int8["h100, 1"] < plain["h100, 1"]
     assert plain["rtx-3060, 1"] is None, "14 GB do not fit 12"

@@ -256,7 +256,7 @@ def test_vllm_gets_the_same_paths_and_both_the_same_kv(context, monkeypatch):
     less = {row["kv_share"]: row for row in data["rows"][-2:]}
     assert all(row["peak_bytes"] <= row["kv_bytes"] for row in less.values())
     assert len({row["tree_hash"] for row in data["rows"] if row["side"] == "beamwright"}) == 2
-    assert "Beside vllm 0, FA [3]" in render({"vllm": {"status": "ok", "data": data}})
+    assert "Compared with vllm 0, FA [3]" in render({"vllm": {"status": "ok", "data": data}})
 
 
 NO_CARD = SimpleNamespace(on_gpu=False, device="cpu", left_s=60.0)

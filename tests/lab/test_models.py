@@ -139,12 +139,12 @@ def test_damage_follows_from_the_seed_and_changes_one_file(tmp_path):
     place, meant = write_format("AWQ", source_of("AWQ", tmp_path, large=False), tmp_path)
     assert len(meant) == 14
     for seed in range(4):
-        copy = damage.damaged(place, tmp_path, seed)
+        copy = damage.write_damaged(place, tmp_path, seed)
         names = ("model.safetensors", "config.json")
         changed = [n for n in names if (copy / n).read_bytes() != (place / n).read_bytes()]
         assert len(changed) <= 1 == [(copy / n).is_symlink() for n in names].count(False)
     data = bytes(range(256)) * 64
-    one, two = (damage.damage(data, random.Random(3)) for _ in range(2))
+    one, two = (damage.damage_bytes(data, random.Random(3)) for _ in range(2))
     assert one == two != data
 
 
@@ -155,7 +155,9 @@ def test_a_file_that_ends_its_process_does_not_take_the_others_along(monkeypatch
         return SimpleNamespace(returncode=-11, stdout=line, stderr="")
 
     monkeypatch.setattr(subprocess, "run", first_then_ends)
-    outcomes = [each["outcome"] for each in formats.run([tmp_path / "a", tmp_path / "bad"], 1.0)]
+    outcomes = [
+        each["outcome"] for each in formats.load_all([tmp_path / "a", tmp_path / "bad"], 1.0)
+    ]
     assert outcomes == ["loaded", "crash"]
 
 
@@ -193,7 +195,7 @@ def test_all_sides_write_the_same_number_of_tokens_and_the_adapter_is_set_agains
 
 def test_a_run_goes_on_where_it_was_but_for_what_is_run_anew(monkeypatch, tmp_path):
     monkeypatch.setattr(families, "PARTLY", tmp_path / "partly.json")
-    assert families.kept([]) == []
+    assert families.unfinished_rows([]) == []
     rows = [{"architecture": name, "decoder": "own"} for name in ("llama", "opt")]
     families.PARTLY.write_text(json.dumps({"rows": rows}))
-    assert families.kept(["opt"]) == rows[:1]
+    assert families.unfinished_rows(["opt"]) == rows[:1]

@@ -140,4 +140,4 @@ def test_narrow_tiles_that_a_card_is_to_try_are_right(rows):
     exact = (F.linear(x.double(), weight.double()) + bias.double()).to(torch.bfloat16)
     most = 16 if rows <= 16 else 64
     for tile in (narrow._TILES[most][0], narrow._TILES[most][-1]):
-        assert torch.equal(narrow.uncut(x, weight, bias, tile, most), exact)
+        assert torch.equal(narrow.multiply_uncut(x, weight, bias, tile, most), exact)

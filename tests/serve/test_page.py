@@ -10,7 +10,7 @@ import feeding
 from beamwright import Solver
 from beamwright.page.runs import read_runs, write_tree_page
 from beamwright.serve.feed import Feed
-from beamwright_lab.serve.browser import chromium, chromium_path, running
+from beamwright_lab.serve.browser import chromium, chromium_path, serve_app
 from served import Served
 from tables import beside
 
@@ -85,7 +85,7 @@ def serve_runs():
             feed = Feed(most_bytes=1e9)
             for run in runs:
                 feed.add(run)
-            return stack.enter_context(running(feeding.make_app(feed, **app)))
+            return stack.enter_context(serve_app(feeding.make_app(feed, **app)))
 
         yield serve
 

@@ -9,7 +9,7 @@ import torch
 
 from beamwright.models.formats.described import Names
 from beamwright.models.formats.header import BLOCKS
-from beamwright_lab.models.gguf_files import written_text, written_value
+from beamwright_lab.models.gguf_files import encode_text, encode_value
 
 HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2),
           13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}  # fmt: skip
@@ -34,11 +34,11 @@ def draw_blocks(kind, values, seed=0, scale=0.02):
 def write_gguf(path, metadata, tensors, alignment=32):
     """tensors: by name, (type, shape outermost first, bytes)."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
-    head += [written_text(key) + written_value(value) for key, value in metadata.items()]
+    head += [encode_text(key) + encode_value(value) for key, value in metadata.items()]
     at, data = 0, []
     for name, (kind, shape, content) in tensors.items():
         sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-        head.append(written_text(name) + sizes + struct.pack("<IQ", kind, at))
+        head.append(encode_text(name) + sizes + struct.pack("<IQ", kind, at))
         data.append(content + bytes(-len(content) % alignment))
         at += len(data[-1])
     start = b"".join(head)

@@ -46,9 +46,9 @@ class Replayed(Drafts):
         least_rows: int = 8,
         equal: Sequence[int] | None = None,
     ) -> dict[Row, list[int]]:
-        return {row: self._of_row(row, min(room, self.most)) for row, room in rooms.items()}
+        return {row: self._draft_row(row, min(room, self.most)) for row, room in rooms.items()}
 
-    def _of_row(self, row: Row, room: int) -> list[int]:
+    def _draft_row(self, row: Row, room: int) -> list[int]:
         known = self._known.get(row.node.lineage, ())[len(row.tokens) :][:room]
         return [token if self._rng.random() < self._chance else token ^ 1 for token in known]
 
@@ -61,7 +61,7 @@ def searches(args: argparse.Namespace) -> list[dict[str, Any]]:
         ways = {str(way): way for way in ("off", *args.drafts, "auto")}
         options = {"n": n, "width": min(n, 4), "executor": "plain", "speculation": "off"}
         solvers = {name: Solver(**options, drafts=way) for name, way in ways.items()}
-        found = measured(
+        found = run_sides(
             {name: [(solver, text) for text in problems] for name, solver in solvers.items()},
             args.rounds,
         )
@@ -90,13 +90,15 @@ def replay(args: argparse.Namespace) -> list[dict[str, Any]]:
                 rows_of = solvers[str(most)]._machinery.batch._rows
                 rows_of._drafts = Replayed(seen[-1], most, chance)
             sides = {name: [(solver, args.prompt_tokens)] for name, solver in solvers.items()}
-            rows += _rows(args.shape, n, chance, measured(sides, args.rounds))
+            rows += _rows(args.shape, n, chance, run_sides(sides, args.rounds))
         for solver in solvers.values():
             solver.close()
     return rows
 
 
-def measured(sides: Mapping[str, Sequence[tuple[Solver, Any]]], rounds: int) -> dict[str, Measured]:
+def run_sides(
+    sides: Mapping[str, Sequence[tuple[Solver, Any]]], rounds: int
+) -> dict[str, Measured]:
     """Run all sides in turns; return their solutions, and decode seconds of each round."""
     last: dict[str, list[Solution]] = {}
 

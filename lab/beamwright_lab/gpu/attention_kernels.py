@@ -51,7 +51,7 @@ _MATRIX = 8192
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionCase:
     """A case of attention to time.
 
     layout: `tree` (a trunk, then a fan of `width` children per level), `shared` (one prefix) or
@@ -74,18 +74,20 @@ class Attended:
         return self.layout == "separate"
 
 
-def cases() -> list[Attended]:
+def cases() -> list[AttentionCase]:
     found = []
     for model in HEADS:
         found += [
-            Attended("decode, tree", model, "tree", 64, 2048),
-            Attended("decode, tree", model, "tree", 16, 1024),
-            Attended("decode, tree of long steps", model, "tree", 64, 2048, step=256, tail=128),
-            Attended("decode, one prefix", model, "shared", 64, 1024, step=1024),
-            Attended("decode, one row", model, "shared", 1, 2048, step=2048),
-            Attended("decode, a copy each", model, "separate", 16, 2048),
-            Attended("prefill of a prompt", model, "shared", 1, 0, chunk=256),
-            Attended("prefill behind a path", model, "tree", 16, 1024, chunk=64),
+            AttentionCase("decode, tree", model, "tree", 64, 2048),
+            AttentionCase("decode, tree", model, "tree", 16, 1024),
+            AttentionCase(
+                "decode, tree of long steps", model, "tree", 64, 2048, step=256, tail=128
+            ),
+            AttentionCase("decode, one prefix", model, "shared", 64, 1024, step=1024),
+            AttentionCase("decode, one row", model, "shared", 1, 2048, step=2048),
+            AttentionCase("decode, a copy each", model, "separate", 16, 2048),
+            AttentionCase("prefill of a prompt", model, "shared", 1, 0, chunk=256),
+            AttentionCase("prefill behind a path", model, "tree", 16, 1024, chunk=64),
         ]
     return found
 
@@ -94,7 +96,7 @@ def cases() -> list[Attended]:
 class Kernels:
     """A case's KV segments in a store, and the inputs of one step."""
 
-    case: Attended
+    case: AttentionCase
     store: SegmentStore
     paths: list[Path]
     query: torch.Tensor
@@ -165,7 +167,7 @@ class Kernels:
         return tail, lambda: [self.store.free(segment) for segment in own]
 
 
-def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
+def build(case: AttentionCase, dtype: torch.dtype, device: str) -> Kernels:
     """Build a case with random KV and random queries."""
     kv_heads, group, head_dim = HEADS[case.model]
     layout = KVLayout(_LAYERS, kv_heads, head_dim, dtype)
@@ -184,7 +186,7 @@ def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
             path = (*path, PathPart(segment, count))
         return path
 
-    paths = _grow(case, extend)
+    paths = _build_paths(case, extend)
     total = case.rows * (case.chunk or 1)
     heads = kv_heads * group
     product = draw(total, heads + 2 * kv_heads, head_dim)  # fused, as in a model
@@ -192,7 +194,7 @@ def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
     return Kernels(case, store, paths, product[:, :heads], key_value)
 
 
-def _grow(case: Attended, extend: Callable[[Path, int], Path]) -> list[Path]:
+def _build_paths(case: AttentionCase, extend: Callable[[Path, int], Path]) -> list[Path]:
     """Build the case's paths, in depth-first order."""
     if case.layout == "separate":
         return [extend((), case.length) for _ in range(case.rows)]
@@ -308,7 +310,7 @@ def _timed(
     }
 
 
-def draws(
+def sampling_functions(
     num_rows: int,
     vocab: int,
     dtype: torch.dtype,
@@ -338,7 +340,7 @@ def measure_draws(
     work: str, sampling: SamplingSettings, clock: Clock, bandwidth: float, dtype: torch.dtype
 ) -> list[dict[str, Any]]:
     """Time sampling by torch and by our kernel. difference: largest in log-probabilities."""
-    logits, ways = draws(*_DRAW, dtype, "cuda", sampling)
+    logits, ways = sampling_functions(*_DRAW, dtype, "cuda", sampling)
     tokens, logprobs = ways["torch"]()
     floor_us = 1e6 * logits.nbytes / bandwidth
     rows = []
@@ -375,12 +377,12 @@ def run(context: Context) -> dict[str, Any]:
     data |= {"copy_gb_s": round(bandwidth / 1e9, 1), "product_tflops": round(flops / 1e12, 1)}
     context.save(data)
 
-    def measured(case: Attended | str) -> list[dict[str, Any]]:
+    def measured(case: AttentionCase | str) -> list[dict[str, Any]]:
         if isinstance(case, str):
             return measure_draws(case, _DRAWS[case], clock, bandwidth, dtype)
         return measure(build(case, dtype, context.device), clock, bandwidth, flops)
 
-    work: list[Attended | str] = [*_DRAWS, *cases()]
+    work: list[AttentionCase | str] = [*_DRAWS, *cases()]
     for case in work:
         what = {"work": case} if isinstance(case, str) else {"model": case.model, "work": case.name}
         if context.left_s < _LEAST_S:

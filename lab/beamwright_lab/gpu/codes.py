@@ -18,7 +18,7 @@ from beamwright.plan.costs import Storage, weight_bytes
 from beamwright.plan.machines import CARDS
 from beamwright.units import GIB
 from beamwright_lab.common import finish, table
-from beamwright_lab.gpu.costs import CARD_NAMES, Fit, fitted, measured_steps, work_of
+from beamwright_lab.gpu.costs import CARD_NAMES, Fit, fit_costs, measured_steps, work_of
 
 SHAPES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "llama-3.1-8b", "qwen2.5-14b")
 STORAGES = (Storage.PLAIN, Storage.INT8, Storage.INT4)
@@ -26,11 +26,11 @@ PATHS = (1, 16, 64)
 _COUNTED = 16  # rows; any number up to 64 has as many launches
 
 
-def predicted(fit: Fit, name: str, storage: Storage) -> dict[str, Any]:
+def predict(fit: Fit, name: str, storage: Storage) -> dict[str, Any]:
     """Return gigabytes of weights read per step, and milliseconds by card and number of paths."""
     shape = shape_from_text(name)
     saved = weight_bytes(shape, 2) - weight_bytes(shape, 2, storage)
-    works = {paths: work_of(shape, paths, launches(name, storage)) for paths in PATHS}
+    works = {paths: work_of(shape, paths, count_launches(name, storage)) for paths in PATHS}
     looked_up = 0 if shape.tied else 2 * shape.vocab * shape.hidden
     row: dict[str, Any] = {"model": name, "weights": str(storage)}
     row["GB a token"] = round((weight_bytes(shape, 2, storage) - looked_up) / 1e9, 2)
@@ -44,7 +44,7 @@ def predicted(fit: Fit, name: str, storage: Storage) -> dict[str, Any]:
 
 
 @cache
-def launches(name: str, storage: Storage) -> tuple[int, int]:
+def count_launches(name: str, storage: Storage) -> tuple[int, int]:
     """Count a step's launches: per layer, and outside the layers."""
     from beamwright_lab.gpu.launches import step_launches  # loads Triton
 
@@ -58,8 +58,8 @@ def launches(name: str, storage: Storage) -> tuple[int, int]:
 
 
 def main() -> None:
-    fit = fitted(measured_steps())
-    rows = [predicted(fit, name, storage) for name in SHAPES for storage in STORAGES]
+    fit = fit_costs(measured_steps())
+    rows = [predict(fit, name, storage) for name in SHAPES for storage in STORAGES]
     print(table(rows, list(rows[0])), end="\n\n")
     finish("gpu_codes", {"rows": rows})
 

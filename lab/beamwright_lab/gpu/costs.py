@@ -100,7 +100,7 @@ def _activation_bytes(shape: ModelShape) -> int:
 
 
 @cache
-def launches_of(name: str, paths: int, capability: tuple[int, int]) -> tuple[int, int]:
+def count_launches(name: str, paths: int, capability: tuple[int, int]) -> tuple[int, int]:
     """Count a step's launches in the current code: per layer, and outside the layers."""
     from beamwright_lab.gpu.launches import step_launches  # loads Triton
 
@@ -133,27 +133,29 @@ def copied_share() -> float:
     return float(ceiling / card_profile(CARDS[MEASURED_CARD]).device_bandwidth)
 
 
-def fitted(rows: Sequence[Mapping[str, Any]]) -> Fit:
+def fit_costs(rows: Sequence[Mapping[str, Any]]) -> Fit:
     """Fit to measured steps by least squares of relative errors.
 
     Tries bandwidth shares from 0.700 to 1.000, each with its best launch time.
     """
-    fits = (_with_launches(share / 1000, rows) for share in range(700, 1001))
-    return min(fits, key=lambda fit: sum(error(fit, row) ** 2 for row in rows))
+    fits = (_fit_launch(share / 1000, rows) for share in range(700, 1001))
+    return min(fits, key=lambda fit: sum(relative_error(fit, row) ** 2 for row in rows))
 
 
-def _with_launches(share: float, rows: Sequence[Mapping[str, Any]]) -> Fit:
+def _fit_launch(share: float, rows: Sequence[Mapping[str, Any]]) -> Fit:
     """Solve for the launch time at this share; errors are linear in it."""
-    at_none = [error(Fit(0.0, share), row) for row in rows]
-    slopes = [error(Fit(1.0, share), row) - none for row, none in zip(rows, at_none, strict=True)]
+    at_none = [relative_error(Fit(0.0, share), row) for row in rows]
+    slopes = [
+        relative_error(Fit(1.0, share), row) - none for row, none in zip(rows, at_none, strict=True)
+    ]
     product = sum(none * slope for none, slope in zip(at_none, slopes, strict=True))
     return Fit(-product / sum(slope**2 for slope in slopes), share)
 
 
-def error(fit: Fit, row: Mapping[str, Any], card: str = MEASURED_CARD) -> float:
+def relative_error(fit: Fit, row: Mapping[str, Any], card: str = MEASURED_CARD) -> float:
     """Relative error of a predicted step time: 0.1 means 10 % above the measured time."""
     name = row["model"]
-    launches = launches_of(name, row["batch"], CARDS[card].capability)
+    launches = count_launches(name, row["batch"], CARDS[card].capability)
     work = work_of(shape_from_text(name), row["batch"], launches)
     return 1e3 * fit.seconds(work, CARDS[card]) / float(row["step_ms"]) - 1
 
@@ -163,7 +165,7 @@ def error(fit: Fit, row: Mapping[str, Any], card: str = MEASURED_CARD) -> float:
 
 def sheet() -> dict[str, Any]:
     """Return the fit, its errors, and a row for each shape, card and number of paths."""
-    fit = fitted(measured_steps())
+    fit = fit_costs(measured_steps())
     measured = {
         (card, row["model"], row["batch"]): row
         for card in MEASURED_CARDS
@@ -180,7 +182,7 @@ def sheet() -> dict[str, Any]:
         "share": round(fit.share, 3),
         "host_row_us": 1e6 * HOST_ROW_S,
         "errors": {
-            card: [round(error(fit, row, card), 3) for row in measured_steps(card)]
+            card: [round(relative_error(fit, row, card), 3) for row in measured_steps(card)]
             for card in MEASURED_CARDS
         },
         "rows": rows,
@@ -191,7 +193,7 @@ def _row(
     fit: Fit, name: str, card_name: str, paths: int, found: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     shape, card = shape_from_text(name), CARDS[card_name]
-    launches = launches_of(name, paths, card.capability)
+    launches = count_launches(name, paths, card.capability)
     work = work_of(shape, paths, launches)
     row: dict[str, Any] = {"model": name, "card": card_name, "paths": paths}
     row |= {"launches": work.launches, "of_layer": launches[0]}

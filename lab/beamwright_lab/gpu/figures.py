@@ -36,7 +36,7 @@ def run(context: Context, stage: str) -> dict[str, Any]:
     """Measure the stage's points that have no result yet; stop at a CUDA error."""
     points = stage_points(stage)
     points = shrunk(points) if context.smoke else points
-    points, earlier = _left_over(points, context.earlier)
+    points, earlier = _split_points(points, context.earlier)
     data: dict[str, Any] = {"points": earlier, "not_run": []}
     enough = (_SMOKE_LEAST_S, _SMOKE_GOOD_S) if context.smoke else (_LEAST_S, _GOOD_S)
     warmed: set[tuple[str, int]] = set()
@@ -58,7 +58,7 @@ def run(context: Context, stage: str) -> dict[str, Any]:
     return data
 
 
-def _left_over(
+def _split_points(
     points: Sequence[Point], earlier: Mapping[str, Any]
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """Return the points to run, and the earlier rows to keep.
@@ -94,7 +94,7 @@ def _share_s(points: Sequence[Point], left_s: float) -> float:
 
 
 @dataclass
-class _Watch:
+class _RoundWatch:
     """Round callback that records when each round ended, and the tree."""
 
     ends_s: list[float] = field(default_factory=lambda: [0.0])
@@ -108,7 +108,7 @@ class _Watch:
 def measure(context: Context, point: Point, deadline_s: float) -> dict[str, Any]:
     """Run one search and return its row; an exception becomes the row's error."""
     row = {**point.row(), "deadline_s": round(deadline_s, 1)}
-    watch, timeline = _Watch(), Timeline()
+    watch, timeline = _RoundWatch(), Timeline()
     if context.on_gpu:
         torch.cuda.reset_peak_memory_stats(context.device)
     begun = time.perf_counter()
@@ -121,7 +121,7 @@ def measure(context: Context, point: Point, deadline_s: float) -> dict[str, Any]
             row["element_bytes"] = solver.generator.decoder.dtype.itemsize
     except Exception as error:  # out of memory, a schedule that is missing, a full pool
         return {**row, "error": one_line(error)}
-    row.update(_found(point, solution, watch))
+    row.update(_row_of(point, solution, watch))
     row.update(_by_round(timeline, start_s, watch.ends_s))
     row["recorded"] = pack_tree(watch.tree)
     if context.on_gpu:
@@ -182,7 +182,7 @@ def _warm_up(context: Context, point: Point) -> float | str:
     return round(time.perf_counter() - start, 2)
 
 
-def _found(point: Point, solution: Solution, watch: _Watch) -> dict[str, Any]:
+def _row_of(point: Point, solution: Solution, watch: _RoundWatch) -> dict[str, Any]:
     kv, rounds = solution.kv, len(watch.ends_s) - 1
     tokens = max(candidate.tokens for candidate in solution.candidates)
     return {

@@ -59,8 +59,8 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _graphs(context: Context, shape: str) -> dict[str, Any]:
-    plain, _, _ = _drawn(context, shape, "off")
-    found, attention, warnings = _drawn(context, shape, "on")
+    plain, _, _ = _search_nodes(context, shape, "off")
+    found, attention, warnings = _search_nodes(context, shape, "on")
     return {
         "equal": found == plain,
         "nodes": len(found),
@@ -69,7 +69,9 @@ def _graphs(context: Context, shape: str) -> dict[str, Any]:
     }
 
 
-def _drawn(context: Context, shape: str, graphs: str) -> tuple[list[Any], str, tuple[str, ...]]:
+def _search_nodes(
+    context: Context, shape: str, graphs: str
+) -> tuple[list[Any], str, tuple[str, ...]]:
     """Return each node's tokens, log-probabilities and stop, the backend's name, and warnings."""
     trees: list[Any] = []
     with Solver(
@@ -92,9 +94,9 @@ def _drawn(context: Context, shape: str, graphs: str) -> tuple[list[Any], str, t
 def _draws(context: Context) -> dict[str, Any]:
     if not context.on_gpu:
         return {"skipped": "needs a GPU"}
-    from beamwright_lab.gpu.attention_kernels import draws
+    from beamwright_lab.gpu.attention_kernels import sampling_functions
 
-    _, ways = draws(64, 151_936, torch.bfloat16, context.device)
+    _, ways = sampling_functions(64, 151_936, torch.bfloat16, context.device)
     (tokens, logprobs), (found, found_logprobs) = ways["torch"](), ways["triton"]()
     difference = float((found_logprobs - logprobs).abs().max())
     others = int((found != tokens).sum())

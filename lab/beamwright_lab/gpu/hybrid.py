@@ -134,7 +134,7 @@ def run(context: Context) -> dict[str, Any]:
         data["copy_gb_s"] = bandwidth and round(bandwidth / 1e9)
         work = [
             ({"state": each.name, "kernel": kernel, "rows": count}, partial(
-                _kernel, context, each, kernel, count, clock, bandwidth
+                _measure_kernel, context, each, kernel, count, clock, bandwidth
             ))
             for each, count in product(recurrences(smoke=context.smoke), rows)
             for kernel in (each.kernel, "convolution")
@@ -146,15 +146,20 @@ def run(context: Context) -> dict[str, Any]:
         data["kernels"].append({"skipped": why})
     with tempfile.TemporaryDirectory() as folder:
         families = ["qwen3_5_text"] if context.smoke else list(FAMILIES)
-        work = [({"family": f}, partial(_searches, context, f, Path(folder) / f)) for f in families]
+        work = [
+            ({"family": f}, partial(_compare_searches, context, f, Path(folder) / f))
+            for f in families
+        ]
         context.rows(data, "searches", work, 6.0)
-        work = [({"model": "qwen3_5_text"}, partial(_steps, context, Path(folder) / "large"))]
+        work = [({"model": "qwen3_5_text"}, partial(_time_steps, context, Path(folder) / "large"))]
         context.rows(data, "steps", work, 15.0)
-    wrong = [row for name in ("kernels", "searches", "steps") for row in data[name] if _bad(row)]
+    wrong = [
+        row for name in ("kernels", "searches", "steps") for row in data[name] if _is_wrong(row)
+    ]
     return {**data, "error": f"wrong: {len(wrong)} rows"} if wrong else data
 
 
-def _bad(row: Mapping[str, Any]) -> bool:
+def _is_wrong(row: Mapping[str, Any]) -> bool:
     checks = ("alone_equal", "idle_unchanged", "near", "equal_trees")
     return "error" in row or any(row.get(name) is False for name in checks)
 
@@ -218,7 +223,7 @@ def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _kernel(
+def _measure_kernel(
     context: Context,
     of: Recurrence,
     kernel: str,
@@ -227,7 +232,7 @@ def _kernel(
     bandwidth: float | None,
 ) -> dict[str, Any]:
     dtype = torch.bfloat16 if context.on_gpu else torch.float32
-    found = _right(Bench(of, rows, 1, context.device, dtype), kernel)
+    found = _check_kernel(Bench(of, rows, 1, context.device, dtype), kernel)
     if clock is None or bandwidth is None:
         return found
     heads, keys, values = of.size
@@ -243,7 +248,7 @@ def _kernel(
     return {**found, "layers": layers, **{name: round(t, 3) for name, t in times.items()}}
 
 
-def _right(bench: Bench, kernel: str) -> dict[str, Any]:
+def _check_kernel(bench: Bench, kernel: str) -> dict[str, Any]:
     """Compare a kernel with plain torch, with one row alone, and with the last row idle."""
     kind = "conv" if kernel == "convolution" else "recurrent"
     index = bench.cells.index((0, kind), bench.order.to(bench.device))
@@ -297,17 +302,17 @@ def write_hybrid(
     return model.eval()
 
 
-def _searches(context: Context, family: str, folder: Path) -> dict[str, Any]:
+def _compare_searches(context: Context, family: str, folder: Path) -> dict[str, Any]:
     """Compare a family's trees with less KV and without graphs, and its log-probabilities."""
     reference = write_hybrid(folder, family, FAMILIES[family], context.device, torch.float32)
     given = {
         **{"model": str(folder), "device": context.device, **_SEARCH},
     }
-    whole, peak, found = _grown(reference, **given, kv_memory="256MiB", graphs="auto")
+    whole, peak, found = _grow_tree(reference, **given, kv_memory="256MiB", graphs="auto")
     half = str(int(peak / 2))
     ways = {"plain": {"kv_memory": "256MiB", "graphs": "off"}}
     ways |= {f"half, graphs {g}": {"kv_memory": half, "graphs": g} for g in ("auto", "off")}
-    trees = {name: _grown(None, **given, **way)[0] for name, way in ways.items()}
+    trees = {name: _grow_tree(None, **given, **way)[0] for name, way in ways.items()}
     return {
         **found,
         "kv_peak_bytes": peak,
@@ -318,7 +323,7 @@ def _searches(context: Context, family: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _grown(reference: Any, **options: Any) -> tuple[str, int, dict[str, Any]]:
+def _grow_tree(reference: Any, **options: Any) -> tuple[str, int, dict[str, Any]]:
     """Search once; return the tree hash, peak KV bytes and facts.
 
     reference: a model to compare log-probabilities with, or None.
@@ -350,7 +355,7 @@ def _logprob_error(reference: Any, leaf: Node) -> float:
     return float((expected - torch.tensor(drawn)).abs().max())
 
 
-def _steps(context: Context, folder: Path) -> dict[str, Any]:
+def _time_steps(context: Context, folder: Path) -> dict[str, Any]:
     """Measure milliseconds per token of independent paths, with graphs and without."""
     n, dtype = (4, torch.float32) if context.smoke else (64, torch.bfloat16)
     options = FAMILIES["qwen3_5_text"] if context.smoke else LARGE

@@ -3,7 +3,7 @@
 The engine's own model, rows and sampler run on torch's `meta` device, whose tensors have shapes but
 no values; kernels are recorded instead of run. A read by the host fails, as it would during graph
 capture, and so does an operation that mixes devices. Which products stream is measured at start-up
-on a real card; here it is what an H100 chose (`streams`).
+on a real card; here it is what an H100 chose (`choose_linear`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from beamwright.sections import SamplingSettings
 DEVICE = torch.device("meta")
 HOPPER = (9, 0)
 _KV_BYTES = 1 << 36  # meta tensors take no memory
-_NOTHING = ("empty", "new_empty", "detach_")  # prefixes of operations that launch nothing
+_NO_LAUNCH = ("empty", "new_empty", "detach_")  # prefixes of operations that launch nothing
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Launch:
 
 
 @dataclass
-class Noted:
+class LaunchRecord:
     """Record of what ran, in order.
 
     launches: of Triton kernels. names: of those and of torch operations, without views. copied:
@@ -66,21 +66,21 @@ class Noted:
     names: list[str] = field(default_factory=list)
     copied: int = 0
 
-    def taken(self) -> Noted:
+    def take(self) -> LaunchRecord:
         """Return the record so far, and clear it."""
-        found = Noted(self.launches, self.names, self.copied)
+        found = LaunchRecord(self.launches, self.names, self.copied)
         self.launches, self.names, self.copied = [], [], 0
         return found
 
 
 # Operations that may read host tensors; a captured step must not use them so.
-_BRINGS = ("copy_", "index", "index_put_", "index_select")
+_READS_HOST = ("copy_", "index", "index_put_", "index_select")
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, record: LaunchRecord) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._noted = noted
+        self._record = record
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -89,15 +89,15 @@ class _Operations(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         there = _tensors(found)
         sides = {each.device == DEVICE for each in given if each.ndim}
-        if len(sides) > 1 and name not in _BRINGS:
+        if len(sides) > 1 and name not in _READS_HOST:
             raise RuntimeError(f"{name}: tensors on the card and on the host")
         known = {each.untyped_storage()._cdata for each in given}
         is_view = all(each.untyped_storage()._cdata in known for each in there)
-        if name.startswith(_NOTHING) or (is_view and not name.endswith("_")):
+        if name.startswith(_NO_LAUNCH) or (is_view and not name.endswith("_")):
             return found
         if any(each.device == DEVICE for each in there):
-            self._noted.names.append(name)
-            self._noted.copied += any(each.device != DEVICE for each in given)
+            self._record.names.append(name)
+            self._record.copied += any(each.device != DEVICE for each in given)
         return found
 
 
@@ -106,14 +106,14 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[Noted]:
+def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[LaunchRecord]:
     """Make the code treat `meta` as a card of this capability; yield the record of what runs."""
-    noted = Noted()
+    record = LaunchRecord()
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         del warmup
-        noted.launches.append(Launch(kernel, tuple(grid), args, options))
-        noted.names.append(noted.launches[-1].name)
+        record.launches.append(Launch(kernel, tuple(grid), args, options))
+        record.names.append(record.launches[-1].name)
         handle = mock.MagicMock()
         handle.__getitem__ = lambda _, later: (
             lambda *more: run(kernel, *more, grid=later, warmup=False, **options)
@@ -131,7 +131,7 @@ def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[Noted]:
             "samples_in_kernel": lambda *_: True,
             "_capability": lambda _: capability,
         }.items():
-            for module in _holding(name):
+            for module in _modules_with(name):
                 put(module, name, value)
         from beamwright.models import fused  # loads Triton
 
@@ -140,12 +140,12 @@ def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[Noted]:
         for kind in {type(fused.gate_rows), *type(fused.gate_rows).__mro__}:
             if "run" in vars(kind) and kind.__name__.endswith("Function"):
                 put(kind, "run", run)
-        stack.enter_context(_Operations(noted))
+        stack.enter_context(_Operations(record))
         stack.enter_context(torch.inference_mode())
-        yield noted
+        yield record
 
 
-def _holding(name: str) -> list[Any]:
+def _modules_with(name: str) -> list[Any]:
     return [
         module
         for key, module in [*sys.modules.items()]
@@ -156,7 +156,7 @@ def _holding(name: str) -> list[Any]:
 # --- a model's passes --------------------------------------------------------------------------
 
 
-def streams(linear: Linear) -> Linear:
+def choose_linear(linear: Linear) -> Linear:
     """Replace a linear layer as an H100 did for Qwen2.5's shapes.
 
     Wide layers stream few rows, layers with long sums and few outputs stream all rows; quantised
@@ -182,7 +182,7 @@ _WIDE_OUTPUTS, _LONG_COLUMNS = 2 * 132 * 64, 3584
 def _tree_model(shape: ModelShape, storage: Storage = Storage.PLAIN) -> TreeModel:
     """Build a model without values, inside `on_card`."""
     with mock.patch.multiple(torch, Generator=mock.MagicMock(), randn=_nothing_drawn):
-        weights = random_weights(shape, torch.bfloat16, "meta", 0, storage, streams)
+        weights = random_weights(shape, torch.bfloat16, "meta", 0, storage, choose_linear)
     backend = make_attention("triton-tree", DEVICE, torch.bfloat16)
     return TreeModel(DenseDecoder(shape, weights), backend, _KV_BYTES)
 
@@ -200,40 +200,40 @@ def _prefilled(model: TreeModel, lengths: Sequence[int]) -> list[PathPart]:
 
 def prefill_launches(
     shape: ModelShape, lengths: Sequence[int], capability: tuple[int, int] = HOPPER
-) -> Noted:
+) -> LaunchRecord:
     """Record one prefill pass over prompts of these lengths, with storing their KV."""
-    with on_card(capability) as noted:
+    with on_card(capability) as record:
         model = _tree_model(shape)
-        noted.taken()
+        record.take()
         _prefilled(model, lengths)
-    return noted
+    return record
 
 
-class _Apart(Replay):
+class _RecordingReplay(Replay):
     """Replay that records a captured step's launches apart from those that prepare it."""
 
-    def __init__(self, noted: Noted) -> None:
-        self._noted, self.step = noted, Noted()
+    def __init__(self, record: LaunchRecord) -> None:
+        self._record, self.step = record, LaunchRecord()
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
-        before = self._noted.taken()
+        before = self._record.take()
         step()
-        self.step = self._noted.taken()
-        self._noted.__dict__.update(vars(before))
+        self.step = self._record.take()
+        self._record.__dict__.update(vars(before))
 
 
 def captured_prefill(
     shape: ModelShape, lengths: Sequence[int], capability: tuple[int, int] = HOPPER
-) -> tuple[Noted, Noted]:
+) -> tuple[LaunchRecord, LaunchRecord]:
     """Return the launches that prepare a captured prefill pass, and those of its replay."""
-    with on_card(capability) as noted:
+    with on_card(capability) as record:
         model = _tree_model(shape)
-        apart = _Apart(noted)
+        apart = _RecordingReplay(record)
         model.capture(apart)
         _prefilled(model, [16])
-        noted.taken()
+        record.take()
         _prefilled(model, lengths)
-    return noted, apart.step
+    return record, apart.step
 
 
 def step_launches(
@@ -242,10 +242,10 @@ def step_launches(
     sampling: SamplingSettings | None = None,
     capability: tuple[int, int] = HOPPER,
     storage: Storage = Storage.PLAIN,
-) -> Noted:
+) -> LaunchRecord:
     """Record what is captured of a decode step whose rows share a prompt."""
     sampling = sampling or SamplingSettings()
-    with on_card(capability) as noted:
+    with on_card(capability) as record:
         model = _tree_model(shape, storage)
         path = tuple(_prefilled(model, [16]))
         rows = TensorRows(model, None, replay=Replay())
@@ -255,6 +255,6 @@ def step_launches(
         buffers.sampling.load([sampling] * session.num_rows, [False] * session.num_rows)
         buffers.wants_top = sampling.top_logprobs > 0
         session.prepare(1)
-        noted.taken()
+        record.take()
         rows._compute_step(buffers)
-    return noted
+    return record

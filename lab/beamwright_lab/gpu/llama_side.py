@@ -33,12 +33,12 @@ def sides(context: Context, case: Case) -> list[Side]:
     tool = shutil.which(_TOOL)
     if tool is None:
         return []
-    held = _Held(context, case, tool)
+    held = _BenchRun(context, case, tool)
     said = f"{held.version}, BF16, flash attention; tokens are not drawn"
     return [Side("llama.cpp", held.row, _COST_S, said=said)]
 
 
-class _Held:
+class _BenchRun:
     """One run of the tool, which measures all rows."""
 
     def __init__(self, context: Context, case: Case, tool: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from beamwright.models.decoder import Linear
 from beamwright_lab.gpu.context import Context
-from beamwright_lab.gpu.roofline import Steps, _round_s, plain_paths
+from beamwright_lab.gpu.roofline import Steps, plain_paths, round_seconds
 
 _PRODUCTS = {"1.5B qkv": (2048, 1536), "1.5B out": (1536, 1536), "0.5B qkv": (1152, 896)}
 _LAYERS, _REPLAYS = 28, 20
@@ -40,24 +40,27 @@ def run(context: Context) -> dict[str, Any]:
         return {"skipped": "needs a GPU"}
     data: dict[str, Any] = {"rows": [], "steps": [], "not_run": []}
     names = [(name, rows) for name in _PRODUCTS for rows in (_FEW, _MANY)]
-    alone = [({"product": n, "rows": rows}, partial(_alone, context, n, rows)) for n, rows in names]
+    alone = [
+        ({"product": n, "rows": rows}, partial(_time_product, context, n, rows))
+        for n, rows in names
+    ]
     context.rows(data, "rows", alone, _LEAST_S)
-    best = {rows: _best(data["rows"], rows) for rows in (_FEW, _MANY)}
+    best = {rows: _best_tile(data["rows"], rows) for rows in (_FEW, _MANY)}
     whole = [
-        ({"model": model, "batch": batch}, partial(_whole, context, best, model, batch))
+        ({"model": model, "batch": batch}, partial(_time_steps, context, best, model, batch))
         for model, batch in _STEPS
     ]
     context.rows(data, "steps", whole, _LEAST_S)
     return data
 
 
-def _best(found: Sequence[dict[str, Any]], rows: int) -> Tile:
+def _best_tile(found: Sequence[dict[str, Any]], rows: int) -> Tile:
     """Return the tile that is fastest over all products with this number of rows."""
     ways = [row["us"] for row in found if row["rows"] == rows and "us" in row]
     return min(_TILES[rows], key=lambda tile: sum(way[str(tile)] for way in ways))
 
 
-def uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, rows: int) -> Tensor:
+def multiply_uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, rows: int) -> Tensor:
     """Compute x @ weight^T + bias for at most `rows` rows; one program computes each whole sum."""
     from beamwright.models import streaming
     from beamwright.models.fused import launch
@@ -72,7 +75,7 @@ def uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, rows: int)
     return out
 
 
-def _alone(context: Context, name: str, rows: int) -> dict[str, Any]:
+def _time_product(context: Context, name: str, rows: int) -> dict[str, Any]:
     from beamwright.models.dense import Norm
     from beamwright.models.fused import add_norm
     from beamwright.models.streaming import product
@@ -85,7 +88,7 @@ def _alone(context: Context, name: str, rows: int) -> dict[str, Any]:
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"library": F.linear}
     ways["in parts"] = lambda x, weight: product(x, weight, None)
     for tile in _TILES[rows]:
-        ways[str(tile)] = partial(_uncut, tile, rows)
+        ways[str(tile)] = partial(_multiply_uncut, tile, rows)
     drawn, weight = cancelling(weights[0])
     whole, us, equal = F.linear(drawn, weight), {}, {}
     for way, multiply in ways.items():
@@ -100,8 +103,8 @@ def _alone(context: Context, name: str, rows: int) -> dict[str, Any]:
     return {"us": us, "equal": equal}
 
 
-def _uncut(tile: Tile, rows: int, x: Tensor, weight: Tensor) -> Tensor:
-    return uncut(x, weight, None, tile, rows)
+def _multiply_uncut(tile: Tile, rows: int, x: Tensor, weight: Tensor) -> Tensor:
+    return multiply_uncut(x, weight, None, tile, rows)
 
 
 def _of_weight(multiply: Callable[[Tensor, Tensor], Tensor], weight: Tensor, x: Tensor) -> Tensor:
@@ -127,7 +130,7 @@ def _replayed_us(work: Callable[[], None]) -> float:
 
 
 @contextmanager
-def _taken(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
+def _use_tiles(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
     """Make models loaded in this context use these tiles; yield the shapes of affected weights."""
     from beamwright.models import trials
 
@@ -138,7 +141,7 @@ def _taken(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
             rows = _FEW if len(x) <= _FEW else _MANY
             if len(x) > rows:
                 return F.linear(x, self.weight, self.bias)
-            return uncut(x, self.weight, self.bias, best[rows], rows)
+            return multiply_uncut(x, self.weight, self.bias, best[rows], rows)
 
     shapes: list[tuple[int, ...]] = []
     usual = trials._choose
@@ -160,18 +163,18 @@ def _taken(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
         trials._choose = usual
 
 
-def _whole(context: Context, best: dict[int, Tile], model: str, batch: int) -> dict[str, Any]:
+def _time_steps(context: Context, best: dict[int, Tile], model: str, batch: int) -> dict[str, Any]:
     """Milliseconds per token, in turns: by default, with narrow tiles, with `--deterministic`."""
     case = Steps()
     usual = plain_paths(context, case, model, batch)
-    with _taken(best) as shapes:
+    with _use_tiles(best) as shapes:
         narrow = plain_paths(context, case, model, batch)
     solvers = {"usual": usual, "narrow": narrow}
     solvers["deterministic"] = plain_paths(context, case, model, batch, deterministic=True)
     took: dict[str, list[float]] = {name: [] for name in solvers}
     for counts in (False, True, True, True):
         for name, solver in solvers.items():
-            rounds = _round_s(solver, case.prompt)[1:]
+            rounds = round_seconds(solver, case.prompt)[1:]
             took[name] += [1e3 * each / case.step_tokens for each in rounds] if counts else []
     row: dict[str, Any] = {"shapes": shapes, "exact": narrow.exact}
     for name, solver in solvers.items():

@@ -63,13 +63,13 @@ class LinkBench:
         streams = CudaStreams(torch.device(device)) if on_gpu else HostStreams()
         self.link: Link = StreamLink(streams)
         self.store = SegmentStore(self.device_pool, HostTier(self.host_pool, self.link))
-        self.rows = {direction: self._decoded() for direction in Direction}
+        self.rows = {direction: self._grow_segments() for direction in Direction}
         self.prepare()
         size = traffic.gemm_size
         dtype = traffic.layout.dtype
         self.left, self.right = (torch.randn(size, size, device=device).to(dtype) for _ in "ab")
 
-    def _decoded(self) -> list[Segment]:
+    def _grow_segments(self) -> list[Segment]:
         """Create segments that grow together block by block, and write them back."""
         rows = [self.store.create() for _ in range(self.traffic.num_rows)]
         for _ in range(self.traffic.row_blocks):

@@ -70,7 +70,7 @@ def measure(context: Context, case: Case, model: Any, way: Way, n: int) -> dict[
         patience_s = max(_PATIENCE_S, way.cost_s)
         prompt = list(range(3, 3 + case.prompt))
         work = partial(_paths, manager, prompt, n, case.tokens, patience_s)
-        return {**timed(context, work, n * case.tokens), "said": _said(manager)}
+        return {**timed(context, work, n * case.tokens), "said": _describe_settings(manager)}
     finally:
         if manager.is_running():
             manager.stop(block=True, timeout=_PATIENCE_S, hard_stop=True)
@@ -78,7 +78,7 @@ def measure(context: Context, case: Case, model: Any, way: Way, n: int) -> dict[
         model.set_attn_implementation(own)
 
 
-def _said(manager: Any) -> str:
+def _describe_settings(manager: Any) -> str:
     """Describe the settings that the manager chose."""
     used = manager.continuous_batching_config
     size = getattr(used, "page_size", None) or used.block_size

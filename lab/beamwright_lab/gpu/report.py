@@ -300,16 +300,16 @@ def goal_rows(data: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         ("KV transfers to the device, of the link's peak", ">= 0.80", own.get("h2d")),
         ("KV transfers to the host, of the link's peak", ">= 0.80", own.get("d2h")),
         ("decode step of a 1.5B shape, of the bandwidth ceiling (least)", ">= 0.80",
-         _least(row.get("share_of_ceiling") for row in roofline.get("steps", [])
+         _minimum(row.get("share_of_ceiling") for row in roofline.get("steps", [])
                 if row["graphs"] == "auto" and not row.get("deterministic")
                 and "0.5b" not in row["model"])),
         ("host's share of a step, 7B shape, batch 16", "< 0.05",
          next((row.get("host_gap_share_unprofiled") for row in roofline.get("hosts", [])), None)),
-        ("speedup over layer-wise, copies, n = 64", ">= 9.72", _each(dense, "speedup")),
-        ("speedup over layer-wise, shared KV, n = 64", ">= 40", _each(tree, "speedup")),
+        ("speedup over layer-wise, copies, n = 64", ">= 9.72", _list_values(dense, "speedup")),
+        ("speedup over layer-wise, shared KV, n = 64", ">= 40", _list_values(tree, "speedup")),
         ("speedup of scheduling alone: both with shared KV, n = 64", "> 1",
-         _each(tree, "speedup_shared")),
-        ("I/O share, shared KV, n = 64", "< 0.05", _each(tree, "io_share")),
+         _list_values(tree, "speedup_shared")),
+        ("I/O share, shared KV, n = 64", "< 0.05", _list_values(tree, "io_share")),
         ("time, shared KV over the link / in-GPU, n = 64", "<= 1.15", _over_in_gpu(points, tree)),
         ("time, speculation auto / off (most)", "<= 1.02",
          max((row["auto_over_off"] for row in ahead), default=None)),
@@ -333,11 +333,11 @@ def _side(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["layout"], row["variant"]
 
 
-def _least(values: Any) -> float | None:
+def _minimum(values: Any) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _each(rows: Sequence[Mapping[str, Any]], key: str) -> str | None:
+def _list_values(rows: Sequence[Mapping[str, Any]], key: str) -> str | None:
     """List a value of each search, labelled with model and regime."""
     found = [f"{row[key]} ({_which_search(row)})" for row in rows if row.get(key) is not None]
     return ", ".join(found) or None

@@ -129,12 +129,12 @@ def _state_steps(shape: ModelShape, capability: tuple[int, int]) -> list[Launch]
     return noted.launches
 
 
-def compiled(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
+def compile_launch(launch: Launch, target: int, models: Iterable[str]) -> Compiled:
     """Compile a launch's kernel for a target and read its resource use."""
     kernel, source, options = source_of(launch, target)
     built = triton.compile(source, target=GPUTarget("cuda", target, _LANES), options=options)
     ptx, warps = built.asm["ptx"], built.metadata.num_warps
-    registers, stack = _used(built.asm["cubin"])
+    registers, stack = _read_usage(built.asm["cubin"])
     shared = built.metadata.shared
     reads = re.findall(_READ, ptx)
     early = ptx.split("griddepcontrol.wait")[0] if "griddepcontrol.wait" in ptx else ""
@@ -194,7 +194,7 @@ def _sizes(launch: Launch) -> str:
     return " ".join(shown)
 
 
-def _used(cubin: bytes) -> tuple[int, int]:
+def _read_usage(cubin: bytes) -> tuple[int, int]:
     """Return registers and stack bytes per thread; spilled registers lie on the stack."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -207,7 +207,7 @@ def _used(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def report(models: Iterable[str], targets: Iterable[int]) -> Iterator[Compiled]:
+def compile_all(models: Iterable[str], targets: Iterable[int]) -> Iterator[Compiled]:
     """Compile each distinct kernel of these models for these targets."""
     models = list(models)
     for target in targets:
@@ -220,7 +220,7 @@ def report(models: Iterable[str], targets: Iterable[int]) -> Iterator[Compiled]:
                 if name not in users:
                     users.append(name)
         for launch, users in found.values():
-            yield compiled(launch, target, users)
+            yield compile_launch(launch, target, users)
 
 
 def shape_of(name: str) -> ModelShape:
@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", type=int, default=TARGETS, choices=TARGETS)
     parser.add_argument("--json", type=Path, help="write every variant to this file")
     arguments = parser.parse_args()
-    rows = list(report(arguments.models, arguments.targets))
+    rows = list(compile_all(arguments.models, arguments.targets))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     print(summary(rows))

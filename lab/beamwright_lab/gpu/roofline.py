@@ -123,7 +123,7 @@ def _kv_bytes(context: Context, shape: str, batch: int, path_tokens: int) -> int
     return 2 * batch * (path_tokens + 64) * shape_from_text(shape).kv_bytes_per_token(element_bytes)
 
 
-def _round_s(solver: Solver, prompt: int) -> list[float]:
+def round_seconds(solver: Solver, prompt: int) -> list[float]:
     ends = [0.0]
 
     def on_round(report: RoundReport) -> None:
@@ -139,7 +139,7 @@ def step_row(
     """Measure milliseconds, bytes and tokens per second of a decode step."""
     with plain_paths(context, case, model, batch, graphs, deterministic=deterministic) as solver:
         warnings = solver.synthetic(case.prompt).warnings
-        rounds = _round_s(solver, case.prompt)[1:]
+        rounds = round_seconds(solver, case.prompt)[1:]
         decoder = solver.generator.decoder
         step_s = statistics.median(rounds) / case.step_tokens
         weight_bytes = matmul_parameters(decoder.shape) * decoder.dtype.itemsize
@@ -165,10 +165,10 @@ def host_share(context: Context, case: Steps, model: str, batch: int) -> dict[st
     """
     kinds = [ProfilerActivity.CUDA] if context.on_gpu else [ProfilerActivity.CPU]
     with plain_paths(context, case, model, batch) as solver:
-        _round_s(solver, case.prompt)
-        plain_s = sum(_round_s(solver, case.prompt)[1:])
+        round_seconds(solver, case.prompt)
+        plain_s = sum(round_seconds(solver, case.prompt)[1:])
         with profile(activities=kinds) as profiler:
-            rounds = _round_s(solver, case.prompt)
+            rounds = round_seconds(solver, case.prompt)
     on_device = "self_device_time_total" if context.on_gpu else "self_cpu_time_total"
     busy_s = sum(getattr(event, on_device) for event in profiler.key_averages()) / 1e6
     # Both sums include the first round, which has the prefill.

@@ -40,21 +40,21 @@ def run(context: Context) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(context, Path(folder), SMALL)
         work: Work = [
-            ({"what": "bundled pair"}, partial(_searched, context, **_BUNDLED[context.smoke])),
-            ({"what": "random pair"}, lambda: _searched(context, **pair.options)),
-            ({"what": "profile"}, lambda: _profiled(context, pair.options)),
-            *pair.less_and_less(),
+            ({"what": "bundled pair"}, partial(_search, context, **_BUNDLED[context.smoke])),
+            ({"what": "random pair"}, lambda: _search(context, **pair.options)),
+            ({"what": "profile"}, lambda: _profile(context, pair.options)),
+            *pair.list_budgets(),
         ]
-        return measured(context, work)
+        return run_searches(context, work)
 
 
 def run_large(context: Context) -> dict[str, Any]:
     """Run stage `search-7b`: a 7B generator under shrinking budgets."""
     with tempfile.TemporaryDirectory() as folder:
-        return measured(context, Pair(context, Path(folder), _LARGE).less_and_less())
+        return run_searches(context, Pair(context, Path(folder), _LARGE).list_budgets())
 
 
-def measured(context: Context, work: Work) -> dict[str, Any]:
+def run_searches(context: Context, work: Work) -> dict[str, Any]:
     """Run the searches; report failures, and trees that should be equal but differ."""
     data: dict[str, Any] = {"rows": [], "not_run": []}
     context.rows(data, "rows", work, LAST_S)
@@ -76,7 +76,7 @@ class Pair:
 
     def __init__(self, context: Context, folder: Path, generator: str) -> None:
         self.context, self.generator, self._folder = context, generator, folder
-        self.wants_bytes = 0
+        self.peak_bytes = 0
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Pair:
         found = {"model": str(path), "verifier": f"likelihood:{verifier}", "ignore_eos": True}
         return {**found, **_RANDOM[self.context.smoke]}
 
-    def less_and_less(self) -> Work:
+    def list_budgets(self) -> Work:
         """List the search at each share of its peak KV, then layer-wise at half.
 
         At half, the verifier's KV still stays on the device.
@@ -97,21 +97,21 @@ class Pair:
         work: Work = [
             (
                 {"what": f"KV x {share}", **model, "schedule": "locality", "kv_share": share},
-                partial(self._at, share, schedule="locality"),
+                partial(self._search_at, share, schedule="locality"),
             )
             for share in _SHARES
         ]
         share = _SHARES[1]
         streamed = {"what": f"KV x {share}", **model, "schedule": "layerwise", "kv_share": share}
         by_layer = {"schedule": "layerwise", "deadline": _LAYERWISE_S}
-        return [*work, (streamed, partial(self._at, share, **by_layer))]
+        return [*work, (streamed, partial(self._search_at, share, **by_layer))]
 
-    def _at(self, share: float, **options: Any) -> dict[str, Any]:
+    def _search_at(self, share: float, **options: Any) -> dict[str, Any]:
         """Search at this share; the first call has ample KV and measures the peak."""
-        plenty, wanted = PLENTY[self.context.smoke], self.wants_bytes
+        plenty, wanted = PLENTY[self.context.smoke], self.peak_bytes
         kv_memory = plenty if not wanted else str(int(share * wanted))
-        row = _searched(self.context, **{**self.options, **options, "kv_memory": kv_memory})
-        self.wants_bytes = wanted or row["kv_peak_bytes"]
+        row = _search(self.context, **{**self.options, **options, "kv_memory": kv_memory})
+        self.peak_bytes = wanted or row["kv_peak_bytes"]
         return row
 
 
@@ -126,7 +126,7 @@ def solver_of(context: Context, **options: Any) -> Solver:
     return Solver(device=context.device, search="beam", n=n, width=4, **options)
 
 
-def _searched(context: Context, **options: Any) -> dict[str, Any]:
+def _search(context: Context, **options: Any) -> dict[str, Any]:
     """Search once after a warm-up; a search with a deadline has none."""
     with solver_of(context, **options) as solver:
         if "deadline" not in options:
@@ -156,7 +156,7 @@ def row_of(found: Solution) -> dict[str, Any]:
     }
 
 
-def _profiled(context: Context, options: dict[str, Any]) -> dict[str, Any]:
+def _profile(context: Context, options: dict[str, Any]) -> dict[str, Any]:
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.on_gpu else [])]
     with solver_of(context, **{**options, **_PROFILED[context.smoke]}) as solver:
         solver.solve(PROBLEM)

@@ -46,7 +46,7 @@ def run(context: Context) -> dict[str, Any]:
             if context.left_s < 1:
                 data["not_run"].append(point["name"])
                 continue
-            data["points"].append({"stage": stage, **compared(point, profile)})
+            data["points"].append({"stage": stage, **compare_point(point, profile)})
             context.save(data)
     ratios = [row["time_ratio"] for row in data["points"] if "time_ratio" in row]
     data["within_20_percent"] = sum(abs(ratio - 1) <= 0.2 for ratio in ratios)
@@ -54,7 +54,7 @@ def run(context: Context) -> dict[str, Any]:
     return data
 
 
-def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, Any]:
+def compare_point(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, Any]:
     """Simulate one point; return measured and simulated seconds, I/O share and bytes.
 
     Measured seconds are decoding plus stalls.

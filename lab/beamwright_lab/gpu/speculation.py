@@ -25,7 +25,7 @@ _LEAST_S = 5.0
 
 
 @dataclass(frozen=True)
-class Ahead:
+class SpeculationCase:
     """What to measure. ways: pairs of n and `--deterministic`. kv_memory: of each solver."""
 
     ways: tuple[tuple[int, bool], ...] = ((64, False), (64, True), (16, False), (256, False))
@@ -35,24 +35,24 @@ class Ahead:
     max_tokens: int = 512
 
 
-_SMOKE = Ahead(((8, False), (8, True)), 1, 1, "32MiB", 64)
+_SMOKE = SpeculationCase(((8, False), (8, True)), 1, 1, "32MiB", 64)
 
 
 def run(context: Context) -> dict[str, Any]:
     """Measure all ways; report exact rows whose trees differ."""
-    case = _SMOKE if context.smoke else Ahead()
+    case = _SMOKE if context.smoke else SpeculationCase()
     data: dict[str, Any] = {"rows": [], "not_run": []}
     problems = load_problems("bundled:test", case.problems).problems
     ways = [{"n": n, "deterministic": deterministic} for n, deterministic in case.ways]
     work = [(way, partial(measure, context, case, problems, **way)) for way in ways]
     context.rows(data, "rows", work, _LEAST_S)
-    wrong = what_is_wrong(data["rows"])
+    wrong = describe_wrong_rows(data["rows"])
     return data if wrong is None else {**data, "error": wrong}
 
 
 def measure(
     context: Context,
-    case: Ahead,
+    case: SpeculationCase,
     problems: Sequence[Problem],
     n: int,
     *,
@@ -89,12 +89,12 @@ def measure(
         row[f"{mode}_s"] = round(timings[mode].min_s, 4)
         row[f"{mode}_median_s"] = round(timings[mode].median_s, 4)
         if mode != "off":
-            row |= _ahead(mode, found)
+            row |= _compare_with_off(mode, found)
             row[f"{mode}_over_off"] = round(timings[mode].min_s / timings["off"].min_s, 3)
     return {**row, "problems": len(problems)}
 
 
-def _ahead(mode: str, found: Mapping[str, Sequence[Solution]]) -> dict[str, Any]:
+def _compare_with_off(mode: str, found: Mapping[str, Sequence[Solution]]) -> dict[str, Any]:
     pairs = zip(found[mode], found["off"], strict=True)
     tokens = sum(each.speculation.tokens for each in found[mode])
     kept = sum(each.speculation.kept for each in found[mode])
@@ -105,7 +105,7 @@ def _ahead(mode: str, found: Mapping[str, Sequence[Solution]]) -> dict[str, Any]
     }
 
 
-def what_is_wrong(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def describe_wrong_rows(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Name exact rows whose trees differ; None if there are none."""
     wrong = [
         f"n = {row['n']}, {mode}"

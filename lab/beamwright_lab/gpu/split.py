@@ -31,13 +31,13 @@ def run(context: Context) -> dict[str, Any]:
         work: Work = [
             (
                 {"what": f"{_TREES} trees, verifiers: {n}", "compared": "trees"},
-                partial(_many, pair, n),
+                partial(_solve_trees, pair, n),
             )
             for n in (1, 2)
         ]
         known: dict[str, float] = {}
         work += [
-            ({"what": what, "compared": "KV"}, partial(_moving, pair, known, what))
+            ({"what": what, "compared": "KV"}, partial(_solve_tight, pair, known, what))
             for what in ("KV for all", *_SHARES)
         ]
         context.rows(data, "rows", work, LAST_S)
@@ -52,7 +52,7 @@ def run(context: Context) -> dict[str, Any]:
     return {**data, "error": "; ".join(wrong)} if wrong else data
 
 
-def _many(pair: Pair, verifiers: int) -> dict[str, Any]:
+def _solve_trees(pair: Pair, verifiers: int) -> dict[str, Any]:
     smoke, problems = pair.context.smoke, [(number, PROBLEM) for number in range(_TREES)]
     options = {"kv_memory": PLENTY[smoke], "executor": "overlapped", "verifiers": verifiers}
     with solver_of(pair.context, **pair.options, **options) as solver:
@@ -79,7 +79,7 @@ def _many(pair: Pair, verifiers: int) -> dict[str, Any]:
     }
 
 
-def _moving(pair: Pair, known: dict[str, float], what: str) -> dict[str, Any]:
+def _solve_tight(pair: Pair, known: dict[str, float], what: str) -> dict[str, Any]:
     """Solve one tree; keep the first call's peak KV and the latest split in `known`."""
     kv_bytes = int(_SHARES.get(what, 0) * known.get("wants", 0))
     options: dict[str, Any] = {

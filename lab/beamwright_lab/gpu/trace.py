@@ -28,7 +28,7 @@ def steps(events: Iterable[Event]) -> dict[str, Any]:
     """
     events = list(events)
     launched, on_device = _launches(events)
-    replays = _alike([on_device[number] for number in launched if number in on_device])
+    replays = _keep_most_common([on_device[number] for number in launched if number in on_device])
     if not replays:
         return {"kernels": []}
     spans = [_end(each[-1]) - each[0]["ts"] for each in replays]
@@ -65,7 +65,7 @@ def _launches(events: Iterable[Event]) -> tuple[list[int], dict[int, list[Event]
     return [number for _, number in sorted(launched)], on_device
 
 
-def _alike(replays: Sequence[list[Event]]) -> list[list[Event]]:
+def _keep_most_common(replays: Sequence[list[Event]]) -> list[list[Event]]:
     """Keep replays with the most common number of kernels."""
     usual = statistics.mode(map(len, replays)) if replays else 0
     return [each for each in replays if len(each) == usual]

@@ -30,7 +30,7 @@ _CACHES: tuple[tuple[str, Mapping[str, Any], float], ...] = (
 
 def sides(context: Context, case: Case) -> list[Side]:
     """List `generate` with each cache, and each way of continuous batching."""
-    held = _Held(context, case)
+    held = _SharedModel(context, case)
     plain = [
         Side(f"transformers, {name}", partial(held.generate, how), cost_s)
         for name, how, cost_s in _CACHES
@@ -39,7 +39,7 @@ def sides(context: Context, case: Case) -> list[Side]:
     return [*plain, *batched]
 
 
-class _Held:
+class _SharedModel:
     """The model that all rows share, built for the first one."""
 
     def __init__(self, context: Context, case: Case) -> None:

@@ -116,7 +116,7 @@ def _add_rows(context: Context, data: dict[str, Any], shape: str) -> None:
     context.rows(data, "rows", less, _LEAST_S)
 
 
-def _better(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _time_calls(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the faster of two calls' rows, after a warm-up. once: returns s, tokens, facts."""
     first, *others = (once() for _ in range(3))
     best = min(others, key=lambda row: float(row["s"]))
@@ -131,10 +131,10 @@ def _better(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _our_paths(context: Context, shape: str, n: int) -> dict[str, Any]:
     case = Steps(prompt=_PROMPT, step_tokens=_TOKENS, rounds=1)
     with plain_paths(context, case, shape, n) as solver:
-        return _better(partial(_solved, solver))
+        return _time_calls(partial(_solve, solver))
 
 
-class _Drawn:
+class _RandomVerifier:
     """Verifier without cost: a random score per step, seeded by its place in the tree."""
 
     default_aggregate = "last"
@@ -154,7 +154,7 @@ def _our_search(context: Context, shape: str, kv_bytes: int) -> dict[str, Any]:
     release(context.device)
     with Solver(
         model=f"random:{shape}",
-        verifier=_Drawn(),
+        verifier=_RandomVerifier(),
         device=context.device,
         search="beam",
         n=case["n"],
@@ -165,10 +165,10 @@ def _our_search(context: Context, shape: str, kv_bytes: int) -> dict[str, Any]:
         ignore_eos=True,
         kv_memory=str(kv_bytes or plenty),
     ) as solver:
-        return _better(partial(_solved, solver))
+        return _time_calls(partial(_solve, solver))
 
 
-def _solved(solver: Solver) -> dict[str, Any]:
+def _solve(solver: Solver) -> dict[str, Any]:
     found = solver.synthetic(_PROMPT)
     time, kv = found.time, found.kv
     return {
@@ -265,7 +265,7 @@ def _token_bytes(context: Context, shape: str) -> int:
 
 
 def _their_paths(worker: Worker, prompt: list[int], n: int) -> dict[str, Any]:
-    return _better(lambda: worker.ask(op="paths", prompt=prompt, n=n, tokens=_TOKENS))
+    return _time_calls(lambda: worker.ask(op="paths", prompt=prompt, n=n, tokens=_TOKENS))
 
 
 def _their_search(
@@ -273,4 +273,4 @@ def _their_search(
 ) -> dict[str, Any]:
     case = _SMOKE if context.smoke else _SEARCH
     request = {"op": "search", "prompt": prompt, **case, "seed": _SEED, "blocks": blocks}
-    return _better(lambda: worker.ask(**request))
+    return _time_calls(lambda: worker.ask(**request))

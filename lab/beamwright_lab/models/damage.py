@@ -34,7 +34,7 @@ def _cut(data: bytearray, rng: random.Random, end: int) -> None:
 _WAYS: tuple[Callable[[bytearray, random.Random, int], None], ...] = (_flip, _fill, _insert, _cut)
 
 
-def damage(data: bytes, rng: random.Random) -> bytes:
+def damage_bytes(data: bytes, rng: random.Random) -> bytes:
     """Corrupt bytes in one way (flip, overwrite, insert, truncate), mostly near the beginning."""
     changed = bytearray(data)
     end = len(data) if rng.random() < 0.3 else min(_HEAD, len(data))
@@ -42,21 +42,21 @@ def damage(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def change(value: Any, rng: random.Random) -> Any:
+def change_json(value: Any, rng: random.Random) -> Any:
     """Return a JSON value with one part, at any depth, removed or replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(sorted(value))
         rest = {name: each for name, each in value.items() if name != key}
-        return rest if rng.random() < 0.2 else {**rest, key: change(value[key], rng)}
+        return rest if rng.random() < 0.2 else {**rest, key: change_json(value[key], rng)}
     return rng.choice(_VALUES)
 
 
-def damaged(place: Path, folder: Path, seed: int) -> Path:
+def write_damaged(place: Path, folder: Path, seed: int) -> Path:
     """Write a damaged copy of a checkpoint file, or of a folder with one damaged file."""
     rng = random.Random(seed)
     if place.is_file():
         file = folder / f"{seed}{place.suffix}"
-        file.write_bytes(damage(place.read_bytes(), rng))
+        file.write_bytes(damage_bytes(place.read_bytes(), rng))
         return file
     copy = folder / str(seed)
     copy.mkdir()
@@ -69,9 +69,9 @@ def damaged(place: Path, folder: Path, seed: int) -> Path:
         config = json.loads(data)
         if rng.random() < 0.6:
             part = "quantization_config"
-            config = {**config, part: change(config[part], rng)}
-        data = json.dumps(change(config, rng) if rng.random() < 0.5 else config).encode()
+            config = {**config, part: change_json(config[part], rng)}
+        data = json.dumps(change_json(config, rng) if rng.random() < 0.5 else config).encode()
     else:
-        data = damage(data, rng)
+        data = damage_bytes(data, rng)
     (copy / name).write_bytes(data)
     return copy

@@ -37,7 +37,9 @@ def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str
     here, there = _PROCESSES.Pipe(duplex=False)
     with TemporaryDirectory() as place:
         folder = Path(place) / name
-        process = _PROCESSES.Process(target=_say, args=(there, name, folder, decoder, rounds))
+        process = _PROCESSES.Process(
+            target=_send_report, args=(there, name, folder, decoder, rounds)
+        )
         process.start()
         there.close()  # so that recv sees EOF when the process ends
         try:
@@ -50,14 +52,14 @@ def run(name: str, decoder: str | None, limit_s: float, rounds: int) -> dict[str
         finally:
             process.kill()
             process.join()
-        return facts | found | {"error": reason(found, folder)}
+        return facts | found | {"error": error_reason(found, folder)}
 
 
-def _say(there: Connection, *given: Any) -> None:
+def _send_report(there: Connection, *given: Any) -> None:
     there.send(report(*given))
 
 
-def reason(found: Mapping[str, Any], folder: Path) -> str | None:
+def error_reason(found: Mapping[str, Any], folder: Path) -> str | None:
     """Return why an architecture does not run, without its checkpoint's path; None if it runs."""
     error: str | None = found.get("error")
     return (
@@ -65,7 +67,7 @@ def reason(found: Mapping[str, Any], folder: Path) -> str | None:
     )
 
 
-def kept(anew: Sequence[str]) -> list[dict[str, Any]]:
+def unfinished_rows(anew: Sequence[str]) -> list[dict[str, Any]]:
     """Return rows of an unfinished run, without architectures that run again."""
     if not PARTLY.is_file():
         return []
@@ -79,7 +81,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=300.0)
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
-    found = kept(given.only or ())
+    found = unfinished_rows(given.only or ())
     over = {(row["architecture"], row["decoder"]) for row in found}
     for name in given.only or ARCHITECTURES:
         for decoder in ("own", "transformers") if name in OWN else ("transformers",):

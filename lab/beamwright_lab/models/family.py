@@ -60,7 +60,7 @@ def parity(model: Any, solution: Solution) -> float:
     return worst
 
 
-def in_the_middle(solver: Solver, folder: Path) -> tuple[Solution, Solution]:
+def search_and_resume(solver: Solver, folder: Path) -> tuple[Solution, Solution]:
     """Search with a checkpoint, and resume it after half of the rounds; return both solutions."""
     file, kept = folder / "search.json", folder / "half.json"
 
@@ -78,7 +78,7 @@ def check(facts: dict[str, Any], folder: Path, decoder: Mapping[str, str], round
     with Solver(model=model, schedule="in-gpu", **_SEARCH, **decoder) as solver:
         facts |= {"loads": True, "exact": solver.exact, "stage": "search"}
         with TemporaryDirectory() as place:
-            base, resumed = in_the_middle(solver, Path(place))
+            base, resumed = search_and_resume(solver, Path(place))
     facts["resumed"] = base.tree_hash == resumed.tree_hash
     facts |= {"tokens": base.tokens.generated, "stage": "parity"}
     reference = AutoModelForCausalLM.from_pretrained(
@@ -104,14 +104,16 @@ def speed(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with Solver(model=str(folder), **_PATHS, **decoder) as solver:
         sides = {
-            "tok_s": lambda: _done(solver.synthetic(len(prompt))),
-            "generate_tok_s": lambda: _done(generate_paths(model, prompt, _N, _PATH_TOKENS, 1.0)),
+            "tok_s": lambda: _discard(solver.synthetic(len(prompt))),
+            "generate_tok_s": lambda: _discard(
+                generate_paths(model, prompt, _N, _PATH_TOKENS, 1.0)
+            ),
         }
         timings = interleave(sides, rounds + 1)  # the first warms up
     return {name: round(_N * _PATH_TOKENS / timing.min_s, 1) for name, timing in timings.items()}
 
 
-def _done(_: object) -> None:
+def _discard(_: object) -> None:
     """Discard a result: `interleave` times the call."""
 
 

@@ -25,7 +25,7 @@ import torch
 from beamwright.errors import error_line
 from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright_lab.common import finish, say
-from beamwright_lab.models.damage import damaged
+from beamwright_lab.models.damage import write_damaged
 from beamwright_lab.models.quantised import FORMATS, source_of, write_format
 from beamwright_lab.models.shown import format_rows
 
@@ -63,7 +63,7 @@ def by_transformers(name: str, place: Path) -> Mapping[str, torch.Tensor] | str:
     return found
 
 
-def worst(weights: StoredWeights, expected: Mapping[str, torch.Tensor]) -> float | None:
+def largest_error(weights: StoredWeights, expected: Mapping[str, torch.Tensor]) -> float | None:
     """Largest error of projection weights, relative to the largest value; None if not compared.
 
     Where expected values are bfloat16, ours are rounded to it first.
@@ -82,7 +82,7 @@ def worst(weights: StoredWeights, expected: Mapping[str, torch.Tensor]) -> float
     return max(found, default=None)
 
 
-def computed(weights: StoredWeights, names: Sequence[str]) -> float | None:
+def linear_error(weights: StoredWeights, names: Sequence[str]) -> float | None:
     """Largest relative error of the weights that projections compute with.
 
     None if they are dequantised on loading.
@@ -98,7 +98,7 @@ def computed(weights: StoredWeights, names: Sequence[str]) -> float | None:
     return max(found, default=None)
 
 
-def run(places: Sequence[Path], limit_s: float) -> Iterator[dict[str, Any]]:
+def load_all(places: Sequence[Path], limit_s: float) -> Iterator[dict[str, Any]]:
     """Load each checkpoint in one process; after a crash or hang, go on in another one."""
     while places:
         given = [sys.executable, "-m", "beamwright_lab.models.load_file", *map(str, places)]
@@ -121,40 +121,42 @@ def run(places: Sequence[Path], limit_s: float) -> Iterator[dict[str, Any]]:
             places = places[1:]
 
 
-def hurt(place: Path, count: int, limit_s: float) -> dict[str, Any]:
+def load_damaged(place: Path, count: int, limit_s: float) -> dict[str, Any]:
     """Load damaged copies; return counts of outcomes, and those that should not happen."""
     outcomes: Counter[str] = Counter()
     bad: list[dict[str, Any]] = []
     for first in range(0, count, _BATCH):
         with TemporaryDirectory() as folder:
             seeds = range(first, min(count, first + _BATCH))
-            places = [damaged(place, Path(folder), seed) for seed in seeds]
-            for seed, each in zip(seeds, run(places, limit_s), strict=True):
+            places = [write_damaged(place, Path(folder), seed) for seed in seeds]
+            for seed, each in zip(seeds, load_all(places, limit_s), strict=True):
                 outcomes[each["outcome"]] += 1
                 if each["outcome"] not in ("loaded", "refused") or "\n" in each["said"]:
                     bad.append({"seed": seed, **each})
     return {"outcomes": dict(outcomes), "bad": bad}
 
 
-def small(name: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
+def measure_small(name: str, place: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Measure errors and damaged files of a small model."""
     checkpoint, meant = write_format(name, source_of(name, place, large=False), place)
     facts: dict[str, Any] = {"format": name}
     try:
         weights = open_checkpoint(checkpoint)
         theirs = by_transformers(name, checkpoint)
-        facts["definition"] = worst(weights, meant)
-        facts["transformers"] = theirs if isinstance(theirs, str) else worst(weights, theirs)
+        facts["definition"] = largest_error(weights, meant)
+        facts["transformers"] = (
+            theirs if isinstance(theirs, str) else largest_error(weights, theirs)
+        )
         names = [each for each in weights.sizes if "_proj.weight" in each]
-        facts["computed"] = computed(weights, names)
+        facts["computed"] = linear_error(weights, names)
     except Exception as error:
         facts["error"] = f"{type(error).__name__}: {error}"
-    facts["alone"] = next(run([checkpoint], given.limit_s))
-    facts["damaged"] = hurt(checkpoint, given.damaged, given.limit_s)
+    facts["alone"] = next(load_all([checkpoint], given.limit_s))
+    facts["damaged"] = load_damaged(checkpoint, given.damaged, given.limit_s)
     return facts
 
 
-def large(name: str, place: Path, limit_s: float) -> dict[str, Any]:
+def measure_large(name: str, place: Path, limit_s: float) -> dict[str, Any]:
     """Measure bits per weight, load seconds and memory with half a billion parameters."""
     source = source_of(name, place, large=True)
     checkpoint, _ = write_format(name, source, place)
@@ -164,7 +166,7 @@ def large(name: str, place: Path, limit_s: float) -> dict[str, Any]:
 
     with safe_open(source / "model.safetensors", framework="pt") as file:
         count = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
-    found = next(run([checkpoint], limit_s))
+    found = next(load_all([checkpoint], limit_s))
     return {"file_bytes": size, "parameters": count, "bits": 8 * size / count, "load": found}
 
 
@@ -181,9 +183,9 @@ def main() -> None:
             sizes = [Path(folder, size) for size in ("small", "large")]
             for place in sizes:
                 place.mkdir()
-            rows.append(small(name, sizes[0], given))
+            rows.append(measure_small(name, sizes[0], given))
             if not given.skip_large:
-                rows[-1]["large"] = large(name, sizes[1], given.limit_s)
+                rows[-1]["large"] = measure_large(name, sizes[1], given.limit_s)
         say(rows[-1])
     print(format_rows(rows))
     finish("formats", {"rows": rows})

@@ -117,11 +117,11 @@ def kind_of(name: str, weight: torch.Tensor, mix: str) -> str:
     return _SHORT.get(kind, kind) if weight.shape[-1] % _LONG_BLOCK else kind
 
 
-def written_text(value: str) -> bytes:
+def encode_text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def written_value(value: Any) -> bytes:
+def encode_value(value: Any) -> bytes:
     """Encode a metadata value behind its type."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
@@ -130,14 +130,14 @@ def written_value(value: Any) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
-        return struct.pack("<I", 8) + written_text(value)
+        return struct.pack("<I", 8) + encode_text(value)
     # llama.cpp requires signed token types.
-    kind = struct.pack("<I", 5) if isinstance(value[0], int) else written_value(value[0])[:4]
+    kind = struct.pack("<I", 5) if isinstance(value[0], int) else encode_value(value[0])[:4]
     return (
         struct.pack("<I", 9)
         + kind
         + struct.pack("<Q", len(value))
-        + b"".join(written_value(each)[4:] for each in value)
+        + b"".join(encode_value(each)[4:] for each in value)
     )
 
 
@@ -178,7 +178,7 @@ def metadata(folder: Path, mix: str) -> dict[str, Any]:
     }
 
 
-def called(name: str) -> str:
+def gguf_name(name: str) -> str:
     """Return a tensor's name in a GGUF file."""
     stem, _, part = name.rpartition(".")
     plain = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -197,7 +197,7 @@ def write_gguf(folder: Path, file: Path, mix: str) -> None:
         plan, offset = [], 0
         for name in names:
             weight = source.get_tensor(name)
-            kind = kind_of(called(name), weight, mix)
+            kind = kind_of(gguf_name(name), weight, mix)
             size = weight.numel() * (2 if kind == "BF16" else 4)
             if kind in QUANTISE:
                 values, quantise = QUANTISE[kind]
@@ -207,10 +207,10 @@ def write_gguf(folder: Path, file: Path, mix: str) -> None:
         facts = metadata(folder, mix)
         out.write(b"GGUF" + struct.pack("<IQQ", 3, len(plan), len(facts)))
         for key, value in facts.items():
-            out.write(written_text(key) + written_value(value))
+            out.write(encode_text(key) + encode_value(value))
         for name, shape, kind, at in plan:
             sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-            out.write(written_text(called(name)) + sizes + struct.pack("<IQ", _KINDS[kind], at))
+            out.write(encode_text(gguf_name(name)) + sizes + struct.pack("<IQ", _KINDS[kind], at))
         _pad(out)
         for name, _, kind, _ in plan:
             weight = source.get_tensor(name)

@@ -53,7 +53,7 @@ _BEGIN = {"gemma": (2,)}  # <bos>
 Predicted = list[tuple[float, int]]
 
 
-def predicted(
+def predict_next(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, ids: Sequence[int]
 ) -> Predicted:
     """Predict each next token from hidden states [tokens, hidden]. logits: the output layer."""
@@ -69,7 +69,7 @@ def predicted(
 @torch.inference_mode()
 def by_transformers(place: Path, ids: Sequence[int]) -> Predicted:
     model = read_reference(place, torch.float32).eval()
-    return predicted(model.lm_head, model.model(torch.tensor([ids])).last_hidden_state[0], ids)
+    return predict_next(model.lm_head, model.model(torch.tensor([ids])).last_hidden_state[0], ids)
 
 
 @torch.inference_mode()
@@ -80,7 +80,7 @@ def by_us(place: Path, ids: Sequence[int], options: Mapping[str, str]) -> Predic
     budget = 2 * len(ids) * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
     model = TreeModel(decoder, backend, budget)
     hidden = model.prefill([PrefillRequest((), model.store.create(), list(ids), 0)])[0]
-    return predicted(decoder.logits, hidden, ids)
+    return predict_next(decoder.logits, hidden, ids)
 
 
 def by_llama_cpp(place: Path, ids: Sequence[int], python: Path) -> Predicted:
@@ -90,7 +90,9 @@ def by_llama_cpp(place: Path, ids: Sequence[int], python: Path) -> Predicted:
         return [tuple(pair) for pair in worker.ask(op="predicted", ids=[*ids])["predicted"]]
 
 
-def errors(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> dict[str, Any]:
+def compare_predictions(
+    found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
+) -> dict[str, Any]:
     pairs = list(zip(found, expected, strict=True))
     far = [abs(ours[0] - theirs[0]) for ours, theirs in pairs]
     return {
@@ -122,14 +124,14 @@ def new_reference(place: Path, begin: Sequence[int]) -> dict[str, Any]:
     return {"ids": ids, "predicted": found}
 
 
-def one(place: Path, side: str, llama: Path) -> dict[str, Any]:
+def measure_side(place: Path, side: str, llama: Path) -> dict[str, Any]:
     """Measure a side in this process; "" is the reference."""
     reference = reference_of(place)
     found, ids = reference["predicted"], reference["ids"]
     if side:
         by_llama = side == _LLAMA
         found = by_llama_cpp(place, ids, llama) if by_llama else by_us(place, ids, _SIDES[side])
-    return {"side": side, **errors(found, reference["predicted"])}
+    return {"side": side, **compare_predictions(found, reference["predicted"])}
 
 
 def main() -> None:
@@ -141,7 +143,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(one(Path(given.one[0]), given.one[1], given.llama_python)))
+        print(json.dumps(measure_side(Path(given.one[0]), given.one[1], given.llama_python)))
         return
     if given.reference:
         found = {

@@ -48,7 +48,7 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
+def serve_app(app: FastAPI) -> Iterator[str]:
     """Serve the application on a free local port; yield its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Running:
+class RunningServer:
     """A running server. facts: the JSON line that it prints at start."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -34,12 +34,12 @@ class Running:
 
 
 @contextmanager
-def server(*words: str) -> Iterator[Running]:
+def server(*words: str) -> Iterator[RunningServer]:
     """Run `beamwright serve` with these options until the context ends."""
     command = [sys.executable, "-m", "beamwright", "serve", "--port", "0", "--json", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield Running(process)
+            yield RunningServer(process)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

@@ -82,16 +82,16 @@ def rows_of(search: Search, args: argparse.Namespace, known: Sequence[Row] = ())
             chosen = {**options, "batching": batching}
             found = _if_it_fits(partial(search.simulate, budget, chosen, plain))
             system = OURS if batching == "auto" else batching
-            rows.append({**facts, "lever": "", "system": system, **_own(search, found)})
+            rows.append({**facts, "lever": "", "system": system, **_our_fields(search, found)})
         for name, lever in LEVERS.items():
             if name:
                 found = _if_it_fits(partial(search.simulate, budget, options, lever))
-                rows.append({**facts, "lever": name, "system": OURS, **_own(search, found)})
+                rows.append({**facts, "lever": name, "system": OURS, **_our_fields(search, found)})
             for engine in FAIR if not name else _STRONGEST:
                 found_there = kept.get((budget, name, engine))
                 if found_there is None:
                     readings = _if_it_fits(partial(search.on_engine, budget, engine, lever))
-                    found_there = {"lever": name, "system": engine, **_rival(readings)}
+                    found_there = {"lever": name, "system": engine, **_engine_fields(readings)}
                 rows.append({**found_there, **facts})
     return rows
 
@@ -103,27 +103,27 @@ def _if_it_fits(run: Callable[[], T]) -> T | None:
         return None
 
 
-def _own(search: Search, found: SimulationResult | None) -> dict[str, Any]:
+def _our_fields(search: Search, found: SimulationResult | None) -> dict[str, Any]:
     """Return fields of our result, with lower bounds for this tree and budget; or nothing."""
     if found is None:
         return {}
     card = search.roofline(LEVERS[""]).hardware
     return {
-        **_kept(found),
+        **_result_fields(found),
         "load_bound_bytes": found.load_bound_bytes,
         "store_bound_bytes": found.store_bound_bytes,
         "link_floor_s": found.load_bound_bytes / (card.h2d_bandwidth * card.link_share),
     }
 
 
-def _rival(readings: tuple[EngineResult, EngineResult] | None) -> dict[str, Any]:
+def _engine_fields(readings: tuple[EngineResult, EngineResult] | None) -> dict[str, Any]:
     if readings is None:
         return {}
     by_row, once = readings
-    return {**_kept(once), "by_row_s": by_row.time_s, "passes": once.iterations}
+    return {**_result_fields(once), "by_row_s": by_row.time_s, "passes": once.iterations}
 
 
-def _kept(found: SimulationResult | EngineResult) -> dict[str, Any]:
+def _result_fields(found: SimulationResult | EngineResult) -> dict[str, Any]:
     names = ("time_s", "stall_s", "h2d_bytes", "d2h_bytes", "recomputed_tokens")
     return {name: getattr(found, name) for name in names}
 
@@ -151,15 +151,15 @@ def _line(cell: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
         "floor_s": round(ours["floor_s"], 2),
         "link_floor_s": round(ours["link_floor_s"], 2),
         "over_floor": round(ours["time_s"] / ours["floor_s"], 4),
-        **_against(cell, ""),
+        **_compare_engines(cell, ""),
         "batching": {
             name: round(cell["", name]["time_s"], 2) for name in BATCHINGS if ("", name) in cell
         },
-        "levers": {name: _against(cell, name) for name in LEVERS if name},
+        "levers": {name: _compare_engines(cell, name) for name in LEVERS if name},
     }
 
 
-def _against(cell: Mapping[tuple[str, str], Row], lever: str) -> dict[str, Any]:
+def _compare_engines(cell: Mapping[tuple[str, str], Row], lever: str) -> dict[str, Any]:
     """Our seconds, and the fastest engine's over ours: reading shared KV once, and by row."""
     ours = cell[lever, OURS]["time_s"]
     found: dict[str, Any] = {"ours_s": round(ours, 2)}
@@ -175,7 +175,7 @@ def _against(cell: Mapping[tuple[str, str], Row], lever: str) -> dict[str, Any]:
     return found
 
 
-def quoted(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the lines, and least, geometric mean and most for each share of the KV."""
     lines = lines_of(rows)
     shares = {}
@@ -353,7 +353,7 @@ def main() -> None:
             write_json("frontier", {"rows": rows})  # kept if the run is stopped
     figure = RESULTS / "frontier.svg"
     say(f"written: {figure}" if draw(rows, figure) else "no figure: matplotlib is not installed")
-    report = quoted(rows)
+    report = summarise(rows)
     _print([_shown(line) for line in report["lines"]])
     _print([_levers_shown(line) for line in report["lines"]])
     _print(list(_shares_shown(report["shares"])))

@@ -16,7 +16,7 @@ from attention.conftest import make
 from beamwright.attention import make_attention
 from beamwright.attention.kernels import is_interpreted, why_no_kernels
 from beamwright_lab.gpu.launches import DEVICE, on_card
-from beamwright_lab.gpu.report_compiled import compiled, source_of
+from beamwright_lab.gpu.report_compiled import compile_launch, source_of
 
 HEADS = {"kv_heads": 4, "group": 7, "head_dim": 128}
 WIDE_HEADS = {"kv_heads": 1, "group": 8, "head_dim": 256}  # of Gemma 2B
@@ -56,7 +56,7 @@ def main(target, *kinds):
     found["interpreted"] = is_interpreted()
     for kind in kinds:
         for name, launch in launches(kind, target).items():
-            built = asdict(compiled(launch, target, ()))
+            built = asdict(compile_launch(launch, target, ()))
             found[f"{name} {kind}"] = {**built, "early": early_reads(launch, target)}
     return found
 
