@@ -128,7 +128,7 @@ def _stages(card: str) -> Mapping[str, Any]:
 
 
 def copied_share() -> float:
-    """Share of its data-sheet bandwidth that a copy within the H100 reaches (100 % in the docs)."""
+    """Share of the H100's data-sheet bandwidth that a copy on it reaches; the docs' 100 %."""
     ceiling = _stages(MEASURED_CARD)["roofline"]["ceiling"]
     return float(ceiling / card_profile(CARDS[MEASURED_CARD]).device_bandwidth)
 

@@ -164,7 +164,7 @@ def _use_tiles(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _time_steps(context: Context, best: dict[int, Tile], model: str, batch: int) -> dict[str, Any]:
-    """Milliseconds per token, in turns: by default, with narrow tiles, with `--deterministic`."""
+    """Measure milliseconds per token in turns: default, narrow tiles, `--deterministic`."""
     case = Steps()
     usual = plain_paths(context, case, model, batch)
     with _use_tiles(best) as shapes:

@@ -39,7 +39,7 @@ _SMOKE = SpeculationCase(((8, False), (8, True)), 1, 1, "32MiB", 64)
 
 
 def run(context: Context) -> dict[str, Any]:
-    """Measure all ways; report exact rows whose trees differ."""
+    """Measure all ways; report rows whose trees should equal those of `off`, but differ."""
     case = _SMOKE if context.smoke else SpeculationCase()
     data: dict[str, Any] = {"rows": [], "not_run": []}
     problems = load_problems("bundled:test", case.problems).problems

@@ -63,7 +63,7 @@ def _affine(weight: torch.Tensor, least_zero: int) -> tuple[torch.Tensor, ...]:
 
 
 def awq(weight: torch.Tensor) -> Packed:
-    """Codes and zeros are [in, out], with eight columns per word in AWQ's order."""
+    """Pack as AWQ: codes and zeros [in, out], eight columns per word, in its own order."""
     codes, zero, scale, values = _affine(weight, 0)
 
     def words(rows: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def awq(weight: torch.Tensor) -> Packed:
 
 
 def gptq(weight: torch.Tensor, *, reorder: bool = False) -> Packed:
-    """Codes are [in, out], eight rows per word. reorder: desc_act, with zeros of version 2."""
+    """Pack as GPTQ: codes [in, out], eight rows per word. reorder: desc_act, version 2."""
     order = torch.randperm(weight.shape[1]) if reorder else torch.arange(weight.shape[1])
     codes, zero, scale, values = _affine(weight[:, order], 0 if reorder else 1)
     back = order.argsort()
@@ -114,7 +114,7 @@ def fp8_block(weight: torch.Tensor) -> Packed:
 
 
 def mxfp4(weight: torch.Tensor) -> Packed:
-    """Blocks are [experts, out, groups, 16], two codes a byte; exponents [experts, out, groups]."""
+    """Pack experts as MXFP4, two codes a byte: [experts, out, groups, 16], and exponents."""
     parts = _groups(weight, 32)
     exponent = (parts.abs().amax(-1).clamp(min=1e-30) / 6).log2().ceil()
     levels = torch.tensor(_E2M1)
