@@ -107,7 +107,7 @@ _NAMES = {file.path: name for name, file in FILES.items()}
 
 
 def reference_of(place: Path) -> dict[str, Any]:
-    """Return a file's reference predictions, computed and stored if the file is not a published one."""
+    """Return a file's reference predictions; those of other files are computed once."""
     if place in _NAMES:
         return read_reference_of(_NAMES[place])
     kept = RESULTS / "references" / f"{place.name}.json"
