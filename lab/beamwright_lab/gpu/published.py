@@ -48,7 +48,7 @@ def figures(folder: Path) -> Row:
         results |= Journal(file).results()
     facts = results.pop("environment", {})
     if not results or "driver_version" not in facts.get("card", {}):
-        raise ValueError(f"{folder}: no *.jsonl with results of a card")
+        raise ValueError(f"{folder}: no *.jsonl with results measured on a card")
     commits = {each["sources"]: commit_of(each["sources"]) for each in results.values()}
     stages = {
         name: {
