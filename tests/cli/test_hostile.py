@@ -56,7 +56,7 @@ def test_a_disk_that_fills_up_during_an_eval_keeps_what_is_there(
     found = cli("eval", dataset, "--out", out)
     assert found.code == 2
     assert "results.jsonl: cannot be written (No space left on device)" in found.err
-    assert "2 problems are kept: run again with --out" in found.err
+    assert "2 problems are saved; run again with --out" in found.err
     monkeypatch.setattr(os, "fsync", real)
     assert cli("eval", dataset, "--out", out, "--json").json["correct"] == 3
 

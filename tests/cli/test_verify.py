@@ -132,7 +132,10 @@ def test_what_a_receipt_would_have_read_is_read_once_its_reader_says_so(cli, tmp
     assert "Add --chat-template" in cli("verify", file).complaint
     assert report(cli, file, "--chat-template", template)["equal"] == 1
     template.write_bytes(b"\xff{")
-    assert "not a template" in cli("verify", file, "--chat-template", template).complaint
+    assert (
+        "neither a file nor a template"
+        in cli("verify", file, "--chat-template", template).complaint
+    )
 
 
 def test_a_line_stays_short_whatever_a_receipt_holds(cli, answer):

@@ -105,7 +105,7 @@ def test_a_verifier_that_answers_each_step_is_not_given_every_second():
         name, answers_each_step, sees = "dialogue", True, "both"
 
     assert Judged.for_verifier(Dialogue(), 1) == Judged(1, "both")
-    with pytest.raises(InputError, match=r"^--verify-every 2: verifier dialogue answers each step"):
+    with pytest.raises(InputError, match=r"^--verify-every 2: verifier dialogue must score every"):
         Judged.for_verifier(Dialogue(), 2)
 
 

@@ -171,9 +171,9 @@ def test_a_settled_vote_ends_the_search(choose_by, score):
         ({"choose": "weighted"}, None, None),
         ({"choose": "weighted"}, True, None),
         ({"choose": "weighted"}, False, "--choose weighted needs a verifier .* --choose majority"),
-        ({"choose": "best"}, True, "--stop-votes goes with --choose majority or weighted, not be"),
-        ({"search": "deepconf", "choose": "majority"}, None, "--stop-votes: with --search deepc"),
-        ({"search": "revise", "choose": "majority"}, None, "--stop-votes: with --search revise"),
+        ({"choose": "best"}, True, "--stop-votes needs --choose majority or weighted; with best"),
+        ({"search": "deepconf", "choose": "majority"}, None, "does not work with --search deepc"),
+        ({"search": "revise", "choose": "majority"}, None, "does not work with --search revise"),
     ],
 )
 def test_votes_are_settled_only_where_they_decide(search, probabilities, complaint):

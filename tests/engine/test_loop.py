@@ -103,18 +103,24 @@ def ended_path(tree):
 @pytest.mark.parametrize(
     ("then", "words"),
     [
-        (lambda tree: [], "neither extends a path nor finishes the search; 2 candidates wait"),
+        (lambda tree: [], "neither extends a path nor finishes the search, so 2 candidates"),
         (lambda tree: [Prune(node) for node in both(tree)], "neither extends a path nor finishes"),
         (lambda tree: None, "select returned None, not a list of actions"),
         (lambda tree: "extend", "select returned 'extend'"),
-        (lambda tree: ["extend"], "'extend' is no action (Extend, Ask, Prune, Complete, Finish)"),
+        (
+            lambda tree: ["extend"],
+            "'extend' is not an action (Extend, Ask, Prune, Complete, Finish)",
+        ),
         (lambda tree: [Extend(both(tree)[0], 1)] * 2, "decides twice about path 0.0"),
         (lambda tree: [Extend(both(tree)[0], 0)], "gives 0 children to path 0.0"),
         (lambda tree: [Extend(both(tree)[0], 1.5)], "gives 1.5 children to path 0.0"),
-        (lambda tree: [Prune(tree.root), Finish()], "prunes what is not decoded: path 0"),
+        (lambda tree: [Prune(tree.root), Finish()], "prunes a node that is not decoded: path 0"),
         (lambda tree: [Complete(tree.root), Finish()], "completes a node that is kept: path 0"),
-        (lambda tree: [Extend(new_tree().root, 1)], "acts on what is no node of this tree"),
-        (lambda tree: [Extend(None, 1)], "acts on what is no node of this tree: None"),
+        (
+            lambda tree: [Extend(new_tree().root, 1)],
+            "acts on a value that is not a node of this tree",
+        ),
+        (lambda tree: [Extend(None, 1)], "acts on a value that is not a node of this tree: None"),
         (lambda tree: 1 // 0, "it raised ZeroDivisionError"),
         (ended_path, "extends a path that has ended: path 0.0.0"),
     ],
@@ -135,13 +141,13 @@ class StrangeSchedule:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (lambda view: Plan(()), "an empty plan, while 2 beams wait"),
-        (lambda view: Plan(((), ())), "an empty plan, while 2 beams wait"),
+        (lambda view: Plan(()), "the plan is empty, but 2 beams wait"),
+        (lambda view: Plan(((), ())), "the plan is empty, but 2 beams wait"),
         (lambda view: [view.beams], "not a Plan"),
         (lambda view: Plan((view.beams, view.beams[:1])), "path 0.0 is in two groups"),
-        (lambda view: Plan(((view.beams[0].parent,),)), "is no beam that waits"),
+        (lambda view: Plan(((view.beams[0].parent,),)), "is not a waiting beam"),
         (lambda view: 1 // 0, "it raised ZeroDivisionError"),
-        (lambda view: Plan((view.beams[:1],) if len(view.beams) > 1 else ()), "while 1 beams wait"),
+        (lambda view: Plan((view.beams[:1],) if len(view.beams) > 1 else ()), "but 1 beams wait"),
     ],
 )
 def test_a_strange_schedule_is_named(plan, words):

@@ -17,7 +17,7 @@ from engines import PROBLEM, assert_nothing_allocated, exact_dtype, facts, tiny_
 
 @pytest.mark.parametrize("text", ["\ud800 eggs", "eggs \udfff", "\ud83d"])
 def test_half_a_character_is_no_text(make_solver, text):
-    with make_solver(n=4) as solver, pytest.raises(InputError, match="is half of one"):
+    with make_solver(n=4) as solver, pytest.raises(InputError, match="is a surrogate"):
         solver.solve(text)
     with pytest.raises(InputError, match=r"system[-_]prompt"):
         make_solver(n=4, system_prompt=text).solve(PROBLEM)
@@ -52,7 +52,7 @@ def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path
     assert report["errors"] == 2
     errors = sorted(each.error for each in records if each.error)
     assert len(records) == 4
-    assert "half of one" in "".join(errors)
+    assert "surrogate" in "".join(errors)
     assert "2,000,002 characters" in "".join(errors)
 
 

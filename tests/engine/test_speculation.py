@@ -154,10 +154,10 @@ class Foreseeing:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda first, ended: "x", "is no Prospect"),
+        (lambda first, ended: "x", "is not a Prospect"),
         (lambda first, ended: Prospect(ended, 1), "extends a path that has ended"),
         (lambda first, ended: Prospect(first, 0), "gives 0 children"),
-        (lambda first, ended: Prospect(new_tree().root, 1), "no node of this tree"),
+        (lambda first, ended: Prospect(new_tree().root, 1), "not a node of this tree"),
     ],
 )
 def test_prospects_are_checked(wrong, words):

@@ -77,7 +77,7 @@ def test_a_turn_that_the_context_cannot_hold_leaves_the_draft(make_solver):
 def test_without_a_chat_template_the_search_does_not_begin(make_solver):
     with pytest.raises(InputError, match="needs a chat template"):
         make_solver(search="revise")
-    with pytest.raises(InputError, match="leaves out what the assistant has said"):
+    with pytest.raises(InputError, match="omits the assistant's turns"):
         make_solver(search="revise", chat_template="{{ messages[0].content }}")
 
 

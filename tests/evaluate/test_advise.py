@@ -64,7 +64,7 @@ def test_a_sharp_verifier_is_worth_a_choice():
 def test_a_blunt_one_is_worth_a_vote():
     samples = records(60, 16, sharp=0.0)
     said = advice(samples, searched(samples, 0.4), "beam", judge)
-    assert said["say"].startswith("Do not search: vote of 8.")
+    assert said["say"].startswith("Do not search, use a vote of 8:")
     assert 1.0 <= said["noise"]["width"] < 1.2
     assert abs(said["noise"]["ranked"] - 0.5) < 0.1
 
@@ -97,5 +97,5 @@ def test_the_runs_are_of_samples_and_of_the_search():
     assert trials(Settings.build(search="dvts"))["search"].search.search == "dvts"
     assert trials(Settings.build(search="majority"))["search"].search.search == "beam"
     assert [*trials(Settings.build(verifier="none"))] == ["samples"]
-    with pytest.raises(InputError, match="too large"):
+    with pytest.raises(InputError, match="--n 65536 exceeds"):
         trials(Settings.build(n=2**16))

@@ -111,7 +111,7 @@ def test_figures_and_shared_settings_are_listed(write_page, run_of):
     assert page.tags.count("figure") == page.tags.count("img") == 4  # n, tokens, s, KV
     assert {"50.0%", "9.5% - 90.5%"} <= set(page.words)
     assert [tag for tag, _ in page.elements if tag in ("dt", "dd")] == ["dt", "dd"] * 3
-    assert "Settings that all of them share" in page.words
+    assert "Settings that all methods share" in page.words
     assert {"model", "bundled", "search", "beam"} <= set(page.words)
     assert repr("\n\n") in write_page(run_of(delimiter="\n\n")).words
 
@@ -139,8 +139,8 @@ def test_what_a_reader_has_to_know_is_said(write_page, run_of):
     page = write_page(run_of(n=16, summary=warned), run_of())
     assert "problems with a warning: 3, such as: all &lt;scores&gt; are equal" in page.source
     assert "1<br><small>0 judged</small>" in page.source
-    assert "set: 1 to 2 problems, 2 settings - some settings are not finished" in page.source
-    assert "of all problems in flight together, not divided" in page.source
+    assert "set: 1 to 2 problems, 2 settings; some settings are unfinished" in page.source
+    assert "all problems in flight together (64 / n" in page.source
 
 
 # --- methods and charts ----------------------------------------------------------------------

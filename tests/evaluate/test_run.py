@@ -113,7 +113,7 @@ def test_an_answer_that_the_checker_gave_up_on_is_wrong_and_told(
     monkeypatch.setattr(AnswerChecker, "_ask", lambda *pair: None)
     report = kept()
     assert (report["correct"], report["warnings"]["problems"]) == (4, 1)
-    assert "gave up on 9^{9^{9^{9}}}+x" in lines()[0]["warnings"][0]
+    assert "timed out on 9^{9^{9^{9}}}+x" in lines()[0]["warnings"][0]
 
 
 def test_a_folder_without_any_finished_problem_takes_other_settings(kept):

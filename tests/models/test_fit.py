@@ -235,6 +235,6 @@ def test_a_key_that_is_not_read_is_a_remark(write, caplog, kind):
     folder, _ = write(kind, config={"use_magic": True, "use_more": False, "rotary_emb": {}})
     remarks = inspect_model(settings := ModelSettings(model=str(folder)))["remarks"]
     (line,) = (each for each in remarks if "config.json" in each)
-    assert line == f"model {folder}: config.json has 'use_magic', which is not read"
+    assert line == f"model {folder}: config.json has 'use_magic', which is ignored"
     assert load_model(str(folder), settings).remarks == tuple(remarks)
     assert f"beamwright: {line}" in caplog.text

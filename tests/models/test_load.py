@@ -30,7 +30,7 @@ def test_a_missing_folder_names_the_option_and_what_was_meant(spec, meant):
 
 
 def test_vllms_engine_is_named_by_its_server():
-    way = "vllm: start `vllm serve a/b` and name it: --model openai:http://127.0.0.1:8000/v1#a/b"
+    way = "vllm: start `vllm serve a/b`, then pass --model openai:http://127.0.0.1:8000/v1#a/b"
     with pytest.raises(InputError, match=f"^{way}$"):
         resolve_folder("vllm:hf:a/b?dtype=float32", "generator")
 
@@ -39,7 +39,7 @@ def test_an_empty_gguf_file_is_named(tmp_path):
     file = tmp_path / "x.gguf"
     file.touch()
     for spec in (file, tmp_path):
-        with pytest.raises(InputError, match=r"x.gguf: no GGUF file"):
+        with pytest.raises(InputError, match=r"x.gguf: not a GGUF file"):
             load_model(str(spec), ModelSettings())
 
 

@@ -33,7 +33,7 @@ def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(write_family, famil
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("weight", "it finds no model.norm.weight"),
+        ("weight", "it does not find model.norm.weight"),
         ("weight_scale", "it does not use model.norm.weight_scale"),
     ],
 )

@@ -86,7 +86,7 @@ def test_what_knows_no_states_is_refused(write, option, value):
 
 
 def test_a_hybrid_is_no_verifier(write):
-    with pytest.raises(UnsupportedModelError, match="not yet in verifiers"):
+    with pytest.raises(UnsupportedModelError, match="not in verifiers"):
         Solver(model="bundled", verifier=f"likelihood:{write('lfm2')}")
 
 

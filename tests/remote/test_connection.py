@@ -21,7 +21,7 @@ def test_a_proxy_that_packs_replies_is_read_and_is_no_bomb(reply_to, encoding):
     for content, status, words in (
         (ONE, 200, "None"),
         (b'{"error": "it is overloaded"}', 400, "it is overloaded"),
-        (b" " * 10**7, 200, "bytes, for what was asked"),
+        (b" " * 10**7, 200, "the reply has more than 70,240 bytes"),
     ):
         packed = sent(PACKED[encoding](content), status, content_encoding=encoding)
         reply, server = reply_to(lambda body, packed=packed: packed)
@@ -37,7 +37,7 @@ def test_a_redirect_is_followed_or_its_target_told(reply_to, codec, method):
     if method in (307, 308):
         assert [each.text for each in reply.written] == ["x"]
     else:
-        assert f"it has moved to {where}" in str(reply.error)
+        assert f"the server redirects to {where}" in str(reply.error)
 
 
 # --- what stands between ---------------------------------------------------------------------
@@ -48,11 +48,11 @@ PROXIES = ("all_proxy", "http_proxy", "https_proxy", "no_proxy")
 @pytest.mark.parametrize(
     ("name", "proxy", "words"),
     [
-        ("ALL_PROXY", "socks5://127.0.0.1:9", "the environment names; NO_PROXY=127.0.0.1"),
+        ("ALL_PROXY", "socks5://127.0.0.1:9", "of the environment; NO_PROXY=127.0.0.1"),
         ("all_proxy", "socks://127.0.0.1:9", "proxy socks5://127.0.0.1:9"),
-        ("http_proxy", "http://127.0.0.1:9", "by the proxy http://127.0.0.1:9, which"),
-        ("http_proxy", "http://me:s3cret@127.0.0.1:9", "by the proxy http://127.0.0.1:9, which"),
-        ("http_proxy", "127.0.0.1:9", "by the proxy http://127.0.0.1:9, which"),
+        ("http_proxy", "http://127.0.0.1:9", "through the proxy http://127.0.0.1:9 of"),
+        ("http_proxy", "http://me:s3cret@127.0.0.1:9", "through the proxy http://127.0.0.1:9 of"),
+        ("http_proxy", "127.0.0.1:9", "through the proxy http://127.0.0.1:9 of"),
         ("all_proxy", "odd://127.0.0.1:9", "proxy odd://127.0.0.1:9"),
         ("https_proxy", "http://127.0.0.1:9", None),
     ],

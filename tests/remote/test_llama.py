@@ -105,7 +105,7 @@ def test_one_with_other_tokens_is_refused(codec, source_of):
     start = (200, drawn(codec, " 2 and", content=" what"))
     with (
         llama_server(codec, start=start) as server,
-        pytest.raises(InputError, match="its tokens are others than --tokenizer's"),
+        pytest.raises(InputError, match="the server's tokens do not match --tokenizer"),
     ):
         source_of(server)
 

@@ -130,5 +130,5 @@ def test_half_a_character_is_a_token_of_its_own():
     assert bytes(first["bytes"] + second["bytes"]).decode() == "\u00e9"
     assert first["top_logprobs"] == [{"token": "a", "logprob": -0.25, "bytes": [97]}]
     assert second["logprob"] == -9999.0
-    with pytest.raises(ApiError, match="does not say which tokens"):
+    with pytest.raises(ApiError, match="does not return each token"):
         token_logprobs(job, candidate, [], 0)

@@ -40,7 +40,7 @@ def test_a_listener_that_raises_is_nobody_else_s(serve, at, caplog):
         server.queue.listeners.pop(0)
         runs = server.http.get("/feed/searches").json()["searches"]
     assert [run["state"] for run in runs] == ["done"], "the feed heard of it all the same"
-    assert f"{at} of Raises" in caplog.text
+    assert f"listener Raises failed at {at}" in caplog.text
 
 
 # --- the thread that searches ----------------------------------------------------------------
@@ -93,8 +93,8 @@ def test_a_server_ends_while_a_search_is_submitted(serve, monkeypatch):
 @pytest.mark.parametrize(
     ("limits", "keys", "said"),
     [
-        ({"requests": 1}, [None], "running or waiting: 1 searches"),
-        ({"requests": 3, "requests_per_key": 1}, ["a", "b"], "of this key"),
+        ({"requests": 1}, [None], "this server has 1 running or waiting"),
+        ({"requests": 3, "requests_per_key": 1}, ["a", "b"], "this API key has 1"),
     ],
 )
 def test_one_too_many_is_told_to_come_later(serve, limits, keys, said):

@@ -79,7 +79,7 @@ def test_tokens_that_the_verifier_read_are_counted(serve, verifier_folder):
     ("fields", "param", "words"),
     [
         *CASES["wrong"],
-        ({"steps": [["one"]] * 513}, "steps", "513 paths; at most 512 here"),
+        ({"steps": [["one"]] * 513}, "steps", "513 paths exceed the limit 512"),
         ({"steps": ["one"] * 1025}, "steps", "at most 1024 items"),
         ({"steps": ["x" * 100_000]}, "steps", "maximum context length is"),
     ],

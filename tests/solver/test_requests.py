@@ -148,7 +148,7 @@ def test_a_function_goes_on_with_its_own_searches_only(make_solver, tmp_path):
         solver = make_solver(**SMALL, search="beam", verifier=other)
         with pytest.raises(InputError, match=r"was saved with --verifier 'python:.*longer@"):
             solver.resume(file)
-    with pytest.raises(InputError, match=r"verifier python:.*longer@.*only Python has"):
+    with pytest.raises(InputError, match=r"verifier python:.*longer@.*an object in Python"):
         resumed_settings(file, Settings())
 
 

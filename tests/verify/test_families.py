@@ -133,7 +133,7 @@ def test_the_hubs_cache_names_its_folders_by_commit(copied):
 
 @pytest.mark.parametrize("family", ["math-shepherd", "rlhflow"])
 def test_a_language_model_is_not_taken_for_a_verifier(copied, family):
-    with pytest.raises(InputError, match="no known family; name one: --verifier family:NAME:") as e:
+    with pytest.raises(InputError, match="name its family with --verifier family:NAME:") as e:
         load_spec(copied(family))
     assert "\n" not in str(e.value)
     for name in families():
@@ -143,7 +143,7 @@ def test_a_language_model_is_not_taken_for_a_verifier(copied, family):
 def test_two_families_are_not_guessed_between(copied):
     folder = copied("skywork-o1", "llama-3.1-PRM-Mistral-Data-and-math-shepherd")
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(InputError, match="as math-shepherd and rlhflow and skywork-o1; name one"):
+    with pytest.raises(InputError, match="as math-shepherd and rlhflow and skywork-o1; name its"):
         load_spec(folder)
 
 
@@ -161,7 +161,7 @@ def test_a_specification_in_the_folder_wins_and_a_named_family_wins_over_it(copi
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("family:skyworks:{folder}", "'skyworks' is not known; there are gen-prm, math-psa"),
+        ("family:skyworks:{folder}", "'skyworks' is unknown; known: gen-prm, math-psa"),
         ("family:skywork-o1", "write family:NAME:PATH"),
         ("family:outcome:{folder}", "no tensor named score.weight"),
         ("family:skywork-o1:/nowhere", "/nowhere: no such folder"),
@@ -215,5 +215,5 @@ def test_where_each_format_is_read(options, family, read):
 @pytest.mark.parametrize("name", ["logprob", "none", "deepconf:64", "judge:{folder}"])
 def test_what_has_no_tokens_to_read_is_an_error(name, generator_folder):
     name = name.format(folder=generator_folder)
-    with pytest.raises(InputError, match="is no reward model"):
+    with pytest.raises(InputError, match="--show needs a reward model"):
         show_verifier(ModelSettings(verifier=name))

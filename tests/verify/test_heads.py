@@ -30,11 +30,11 @@ def spec(**head):
     ("sizes", "complaint"),
     [
         ({}, "no tensor named layers.0.weight"),
-        ({"weight": (1, 33)}, "layers.0.weight is .1, 33., .outputs, 32"),
+        ({"weight": (1, 33)}, "layers.0.weight is .1, 33., but must be .outputs, 32"),
         ({"weight": (32,)}, "layers.0.weight is .32."),
         ({"weight": (0, 32)}, "layers.0.weight is .0, 32."),
         ({"weight": (2, 32)}, "gives 2 values"),
-        ({"weight": (1, 32), "bias": (2,)}, "layers.0.bias is .2., .1. is expected"),
+        ({"weight": (1, 32), "bias": (2,)}, "layers.0.bias is .2., but must be .1."),
     ],
 )
 def test_a_head_of_another_shape(model, sizes, complaint):
@@ -71,5 +71,5 @@ def test_a_file_of_something_else_than_a_layer(model, saved):
 
 @pytest.mark.parametrize("token", [-5, 10**6, "no such token", ""])
 def test_a_token_that_is_none(model, token):
-    with pytest.raises(InputError, match=r"no token|tokens, not one"):
+    with pytest.raises(InputError, match=r"token -?\d+ does not exist|must be one token"):
         make_head(spec(kind="logit_pair", good="+", bad=token), model)

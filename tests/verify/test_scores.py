@@ -121,5 +121,5 @@ def test_deepconfs_window_is_named(name, measure):
         source = resolve_verifier(ModelSettings(verifier=f"{name}{option}"))
         assert source.without_model.score(nodes) == [measure(confidences, window)]
     for window in ("0", "-1", "wide", ""):
-        with pytest.raises(InputError, match=f"--verifier {name}:{window}: the window is a posit"):
+        with pytest.raises(InputError, match=f"--verifier {name}:{window}: the window must be"):
             resolve_verifier(ModelSettings(verifier=f"{name}:{window}"))

@@ -63,7 +63,7 @@ def test_who_says_nothing_sees_answers_and_what_was_drawn_is_seen_whole():
         sees = "everything"
 
     with pytest.raises(
-        InputError, match=r"^verifier: sees is one of answer, thought, both, not 'e"
+        InputError, match=r"^verifier: sees must be one of answer, thought, both, not 'e"
     ):
         ObjectVerifier(Wrong())
 
@@ -125,9 +125,9 @@ def raises(problem, steps):
     ("function", "complaint"),
     [
         (raises, "verifier raises on problem 7, step 2: it raised ValueError: no licence"),
-        (lambda p, s: "good", "it returned str, not a number"),
+        (lambda p, s: "good", "it returned str, not a finite float"),
         (lambda p, s: float("nan"), "it returned nan, not a finite number"),
-        (lambda p, s: 10**400, "it returned int, not a number of a float"),
+        (lambda p, s: 10**400, "it returned int, not a finite float"),
         (lambda p: 1.0, "it raised TypeError"),
     ],
 )

@@ -72,7 +72,7 @@ def check_deterministic(
         return
     reason = why_no_kernels(device, dtype) or "layer-wise offloading cannot wrap them"
     raise InputError(
-        f"--deterministic on {device}: attention has to run in kernels, and {reason}; "
+        f"--deterministic on {device}: attention must run in kernels, but {reason}; "
         "use --attention reference and no --schedule layerwise"
     )
 

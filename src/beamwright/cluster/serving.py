@@ -170,7 +170,7 @@ class RayServing:
         units = int(self._ray.cluster_resources().get(kind, 0) // size)
         number = self._wanted.replicas or units
         if number < 1 or number > units:
-            said = f"the cluster has {units} times {size} {kind}"
+            said = f"the cluster has room for {units} replicas of {size} {kind}"
             raise InputError(f"--replicas {number}: {said}")
         return number
 
@@ -220,7 +220,7 @@ def _check_answers(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or "no such address"
-        raise InputError(f"--ray {address}: nothing answers there ({why})") from error
+        raise InputError(f"--ray {address}: no connection ({why})") from error
 
 
 def _import_ray() -> tuple[Any, Any]:

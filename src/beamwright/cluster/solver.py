@@ -132,8 +132,8 @@ class RemoteSearch:
                     return Cancelled()
                 if self._deaths >= MOST_DEATHS:
                     return BeamwrightError(
-                        f"problem {self.given.problem_id}: {self._deaths} replicas died while they "
-                        f"had this search: {last_line(error)}"
+                        f"problem {self.given.problem_id}: {self._deaths} replicas died during "
+                        f"this search: {last_line(error)}"
                     )
             if self._ends_s is not None:
                 left_s = max(0.001, self._ends_s - time.monotonic())
@@ -156,7 +156,7 @@ class RemoteSearch:
                     self.request_cancel()
         except TimeoutError:
             stream.cancel()
-            return UnavailableError("no replica could take the search in its time")
+            return UnavailableError("no replica took the search before its deadline")
         except asyncio.CancelledError:
             stream.cancel()
             raise
@@ -357,7 +357,7 @@ class ClusterSolver:
                 if not ended:
                     silent_s = self.roster.silent_s
                     if silent_s > max(_ABSENT_S, 2 * self._loading_s):
-                        said = f"--ray: no replica has been there for {silent_s:.0f} s"
+                        said = f"--ray: no replica was available for {silent_s:.0f} s"
                         raise UnavailableError(said)
                     continue
                 handle = going.pop(next(future for future in going if future in ended))
@@ -378,7 +378,7 @@ class ClusterSolver:
             InputError: in the thread of the callbacks, which would block all other callbacks.
         """
         if threading.current_thread().name.startswith(self._callback_thread):
-            raise InputError("a callback of a search cannot wait for one of the same ClusterSolver")
+            raise InputError("a callback cannot wait for a search of the same ClusterSolver")
 
     def usage(self) -> Usage:
         """Return the sum of the usage of all replicas, including the counts of dead ones."""

@@ -61,7 +61,7 @@ def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Actio
     for action in actions:
         if not isinstance(action, _ACTIONS):
             kinds = ", ".join(kind.__name__ for kind in _ACTIONS)
-            raise PolicyError(f"{name}: {_describe(action)} is no action ({kinds})")
+            raise PolicyError(f"{name}: {_describe(action)} is not an action ({kinds})")
         if not isinstance(action, Finish):
             problem = "decides twice about" if action.node in judged else _why_not(action, tree)
             if problem:
@@ -70,8 +70,8 @@ def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Actio
     if not any(isinstance(action, Extend | Ask | Finish) for action in actions):
         num_waiting = len(tree.candidates())
         raise PolicyError(
-            f"{name}: neither extends a path nor finishes the search; {num_waiting} "
-            "candidates wait, and nothing would ever happen again"
+            f"{name}: neither extends a path nor finishes the search, so {num_waiting} "
+            "candidates would wait forever"
         )
     return actions
 
@@ -95,9 +95,9 @@ def collect_prospects(
     prospects = list(call_policy(name, strategy.prospects, tree, beams, ahead))
     for prospect in prospects:
         if not isinstance(prospect, Prospect):
-            raise PolicyError(f"{name}: {_describe(prospect)} is no Prospect")
+            raise PolicyError(f"{name}: {_describe(prospect)} is not a Prospect")
         if problem := _why_not(Extend(prospect.node, prospect.children), tree):
-            raise PolicyError(f"{name}: foresees {problem} {_describe(prospect.node)}")
+            raise PolicyError(f"{name}: a prospect {problem} {_describe(prospect.node)}")
     return prospects
 
 
@@ -116,12 +116,12 @@ def make_plan(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
     known, seen = set(view.beams), set()
     for beam in (beam for group in groups for beam in group):
         if beam not in known:
-            raise PolicyError(f"{name}: {_describe(beam)} in a group is no beam that waits")
+            raise PolicyError(f"{name}: {_describe(beam)} in a group is not a waiting beam")
         if beam in seen:
             raise PolicyError(f"{name}: {_describe(beam)} is in two groups, or twice in one")
         seen.add(beam)
     if not groups and view.beams:
-        raise PolicyError(f"{name}: an empty plan, while {len(view.beams)} beams wait")
+        raise PolicyError(f"{name}: the plan is empty, but {len(view.beams)} beams wait")
     return replace(plan, groups=groups)
 
 
@@ -162,7 +162,7 @@ def store_answers(way: Answers, nodes: Iterable[Node]) -> None:
         if isinstance(answer, str) and answer.strip():
             vote = call_policy(name, way.key, answer, node.notes_of_reply)
         if not isinstance(answer, str | None) or not isinstance(vote, str | None):
-            raise PolicyError(f"{name}: {_describe(answer)} and {_describe(vote)} are no texts")
+            raise PolicyError(f"{name}: {_describe(answer)} and {_describe(vote)} must be texts")
         node.answer, node.vote = answer, vote
 
 
@@ -170,7 +170,7 @@ def _why_not(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str |
     """Return why an action is invalid, worded to stand before the node; None if it is valid."""
     node: Any = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
-        return "acts on what is no node of this tree:"
+        return "acts on a value that is not a node of this tree:"
     waits = node.state is NodeState.CANDIDATE
     why: str | None = None
     match action:
@@ -181,11 +181,11 @@ def _why_not(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str |
         case Extend() if not waits and node.state is not NodeState.KEPT:
             why = f"extends a node that is {node.state}:"
         case Ask() if not (waits and node.ended):
-            why = "asks about what is no ended candidate:"
+            why = "asks about a node that is not an ended candidate:"
         case Complete() if not waits:
             why = f"completes a node that is {node.state}:"
         case Prune() if node.parent is None or node.state is NodeState.OPEN:
-            why = "prunes what is not decoded:"
+            why = "prunes a node that is not decoded:"
     return why
 
 
@@ -214,13 +214,13 @@ def check_stops(
     choose, votes_change = search.choose, strategy_row(search).votes_change
     why: str | None = None
     if votes and votes_change is not None:
-        why = f"--stop-votes: with --search {search.search} {votes_change}"
+        why = f"--stop-votes does not work with --search {search.search}: {votes_change}"
     elif sure and choose != "majority":
-        why = f"--stop-confidence: a majority's, not with --choose {choose}"
+        why = f"--stop-confidence needs --choose majority, not {choose}"
     elif sure and not (search.model_extra or {}).get("wave"):
-        why = "--stop-confidence needs --wave: it looks between two waves of paths"
+        why = "--stop-confidence needs --wave, because it is checked between waves"
     elif votes and choose not in ("majority", "weighted"):
-        why = f"--stop-votes goes with --choose majority or weighted, not {choose}: "
+        why = f"--stop-votes needs --choose majority or weighted; with {choose} "
         why += "any candidate may still be the best"
     elif votes and choose == "weighted" and probabilities is False:
         why = "--stop-votes with --choose weighted needs a verifier whose scores are "

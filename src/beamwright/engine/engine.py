@@ -291,7 +291,7 @@ class Engine:
                 self._finish_round(run)
             elif run.round.open and steps_s is not None and run.is_out_of_time(steps_s):
                 assert run.rule is not None
-                self._fail(run, UnavailableError(f"{run.rule.deadline}, and nothing is there"))
+                self._fail(run, UnavailableError(f"{run.rule.deadline} before the first step"))
 
     @contextmanager
     def _fails_alone(self, run: TreeRun) -> Iterator[None]:

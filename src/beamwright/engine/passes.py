@@ -35,11 +35,11 @@ def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
     sparse decoding do not: their work lists, transfers and selections assume one token per row.
     """
     if model.decoder.shape.states:
-        return "needs layers whose KV can be dropped, not recurrent ones"
+        return "needs a model without recurrent layers"
     if not model.backend.spreads:
         return "needs attention in plain torch over whole paths on the device"
     if replay is not None and not replay.is_plain:
-        return "not with steps that are captured as CUDA graphs"
+        return "cannot be combined with CUDA graphs"
     return None
 
 

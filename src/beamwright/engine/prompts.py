@@ -74,11 +74,13 @@ class Prompts:
             args |= problem.template_args
         ids, text = self._rendered(self._codec, problem, args)
         if not ids:
-            raise InputError("the prompt has no tokens: see --chat-template and the tokenizer")
+            raise InputError(
+                "the prompt encodes to no tokens; check --chat-template and the tokenizer"
+            )
         if max(ids) >= self._vocab:
             raise InputError(
-                f"the tokenizer gives token {max(ids)}, the model has {self._vocab}: "
-                "they do not belong together"
+                f"the tokenizer gives token {max(ids)}, but the model has a vocabulary of "
+                f"{self._vocab}; use the model's own tokenizer"
             )
         self._check_length(len(ids))
         tree = SearchTree(problem_id, tuple(ids), text)
@@ -103,7 +105,7 @@ class Prompts:
                 return codec.encode_prompt(said), problem.problem_text
             case RawPrompt(tuple() as given):
                 if given and (min(given) < 0 or max(given) >= self._vocab):
-                    raise InputError(f"token ids go from 0 to {self._vocab - 1}")
+                    raise InputError(f"token ids must be from 0 to {self._vocab - 1}")
                 self._check_length(len(given))
                 return list(given), codec.decode(given)
             case RawPrompt(str() as text):
@@ -135,7 +137,7 @@ class Prompts:
         for number, steps in enumerate(paths):
             if len(steps) > self._context:
                 raise ProblemTooLongError(
-                    f"path {number}, a token a step,", len(steps), self._context
+                    f"path {number}, with a token per step,", len(steps), self._context
                 )
             if self._codec is not None:
                 self._check_size(self._codec, "".join(steps), f"path {number}")
@@ -168,8 +170,8 @@ class Prompts:
 
     def _turn_ids(self, turn: Turn, template_args: Mapping[str, Any]) -> list[int]:
         if self._codec is None:
-            raise InputError(f"--model {self._settings.model} has no tokenizer: it cannot be asked")
-        self._check_size(self._codec, turn.text, "what the search asks")
+            raise InputError(f"--model {self._settings.model} has no tokenizer for questions")
+        self._check_size(self._codec, turn.text, "the question of the search")
         return self._codec.render_turn(turn.text, template_args)
 
     def synthetic(self, num_tokens: int) -> SearchTree:
@@ -207,7 +209,7 @@ class Prompts:
         self._args[root], root.quoted = self._args.get(again.root, {}), again.root.quoted
         for node in tree.nodes():
             if node.end > self._context or max(node.token_ids, default=0) >= self._vocab:
-                raise InputError(f"{file}: {node!r} has tokens that this model has no place for")
+                raise InputError(f"{file}: {node!r} exceeds this model's context or vocabulary")
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self._context:
@@ -224,5 +226,5 @@ def check_text(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{what} is no text: character {error.start + 1} is half of one ({text[error.start]!a})"
+            f"{what} is no text: character {error.start + 1} is a surrogate ({text[error.start]!a})"
         ) from error

@@ -57,7 +57,7 @@ class Decodings:
         """
         delimiter, known = decoding.step.delimiter, self.default.step.delimiter
         if delimiter != known and len(delimiter.encode()) > _LONGEST_DELIMITER:
-            raise InputError(f"a request's delimiter has at most {_LONGEST_DELIMITER} bytes")
+            raise InputError(f"a request's delimiter must have at most {_LONGEST_DELIMITER} bytes")
         self._by_root[root] = decoding
 
     def of(self, node: Node) -> Decoding:

@@ -108,7 +108,9 @@ class Judged:
         traits = traits_of(verifier)
         if every > 1 and traits.answers_each_step:
             name = policy_name(verifier)
-            raise InputError(f"--verify-every {every}: verifier {name} answers each step in turn")
+            raise InputError(
+                f"--verify-every {every}: verifier {name} must score every step; use 1"
+            )
         return cls(every, traits.sees)
 
     def __call__(self, node: Node) -> bool:
@@ -248,11 +250,11 @@ def make_score_events(
     """
     name = f"verifier {policy_name(verifier)}"
     if len(scores) != len(nodes):
-        raise InputError(f"{name}: {len(scores)} scores for {len(nodes)} steps")
+        raise InputError(f"{name}: returned {len(scores)} scores for {len(nodes)} steps")
     events: list[StepScored] = []
     for node, score in zip(nodes, scores, strict=True):
         if not isinstance(score, Real | None):
-            raise InputError(f"{name}: {_place(node)}: {type(score).__name__}, not a number")
+            raise InputError(f"{name}: the score of {_place(node)} is {type(score).__name__}")
         if not _is_usable(score):
             raise NotFiniteError(f"{name}: the score of {_place(node)} is {score!s:.40}")
         events.append(StepScored(node, None if score is None else float(score)))
@@ -267,7 +269,9 @@ def check_path_score(node: Node) -> None:
     """
     if not _is_usable(node.score):
         steps = [step.step_score for step in node.reply()]
-        raise NotFiniteError(f"the scores of {_place(node)}, {steps[-3:]}, make {node.score}")
+        raise NotFiniteError(
+            f"the path score of {_place(node)} is {node.score} (from {steps[-3:]})"
+        )
 
 
 def _is_usable(score: float | None) -> bool:

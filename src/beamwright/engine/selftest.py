@@ -83,7 +83,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     """
     if decoder.shape.context < LEAST_CONTEXT:
         raise InputError(
-            f"a context of {decoder.shape.context} tokens is too short to search in: "
+            f"a context of {decoder.shape.context} tokens is too short for a search; "
             f"--context must be at least {LEAST_CONTEXT}"
         )
     first = decoder.first_layers()

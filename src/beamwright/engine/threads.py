@@ -53,7 +53,7 @@ def all_threads() -> Threads:
     if _UNSET not in torch.__config__.parallel_info():
         return Threads(available, "OMP_NUM_THREADS is set")
     if available > cores:
-        return Threads(cores, "CPU affinity or quota allow no more; OMP_NUM_THREADS overrides it")
+        return Threads(cores, "limited by CPU affinity or quota; OMP_NUM_THREADS overrides it")
     return Threads(available, "PyTorch's own number; OMP_NUM_THREADS overrides it")
 
 

@@ -42,7 +42,9 @@ def trials(settings: Settings) -> dict[str, Settings]:
     """
     n = settings.search.n
     if _SAMPLES * n > MOST_CANDIDATES:
-        raise InputError(f"--advise: --n {n} is too large to draw {_SAMPLES} times as many")
+        raise InputError(
+            f"--advise: {_SAMPLES} times --n {n} exceeds {MOST_CANDIDATES} candidates; lower --n"
+        )
     if settings.model.scorer == "none":
         vote = {"search": "majority", "choose": "majority"}
         return {"samples": settings.changed(**vote, n=_SAMPLES * n)}
@@ -202,7 +204,7 @@ def _without_scores(k: int, gained: Sequence[float]) -> str:
     points = 100 * fmean(gained)
     if points <= _SURE * 100 * _standard_error(gained):
         return f"One sample: a vote of {k} is not measurably better here ({points:+.1f} points)."
-    return f"Vote: {k} samples are {points:+.1f} points ahead of one; nothing scores steps here."
+    return f"Vote: {k} samples are {points:+.1f} points ahead of one; no verifier scores steps."
 
 
 def _sentence(
@@ -212,14 +214,14 @@ def _sentence(
     ways = tokens["ways"]
     lead = max(ways, key=lambda way: ways[way]["ahead"]["value"])
     ahead, vote = ways[lead]["ahead"], f"vote of {ways['vote']['k']}"
-    sharp = "" if noise is None else f"; scores rank {noise['ranked']:.0%} of pairs rightly"
+    sharp = "" if noise is None else f"; scores rank {noise['ranked']:.0%} of pairs correctly"
     if lead == "vote" or ahead["value"] <= _SURE * ways[lead]["error"]:
-        return f"Do not search: {vote}. Nothing is measurably better at equal tokens{sharp}."
+        return f"Do not search, use a {vote}: nothing is measurably better at equal tokens{sharp}."
     low, high = (100 * bound for bound in ahead["interval"])
     k = ways[lead]["k"]
     same = seconds["ways"][lead]["ahead"]["value"] > 0
     return (
         f"Use {lead if k is None else f'{lead}, n = {k}'}: {100 * ahead['value']:+.1f} points "
-        f"beside a {vote} at equal tokens (95 %: {low:+.1f} to {high:+.1f})"
+        f"over a {vote} at equal tokens (95 %: {low:+.1f} to {high:+.1f})"
         f"{'' if same else ', though not at equal seconds'}{sharp}."
     )

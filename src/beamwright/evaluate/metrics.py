@@ -89,10 +89,10 @@ class Record:
     def __post_init__(self) -> None:
         """Check that values are possible, such as no more right candidates than candidates."""
         if (self.num_correct or 0) > len(self.candidates):
-            raise ValueError(f"num_correct: there are {len(self.candidates)} candidates")
+            raise ValueError(f"num_correct exceeds the {len(self.candidates)} candidates")
         verdicts = [vote.get("correct", 0) for vote in self.choices.values()]
         if not all(isinstance(verdict, bool | None) for verdict in verdicts):
-            raise ValueError("choices: neither a verdict nor null")
+            raise ValueError("choices: correct must be true, false or null")
 
 
 class Estimated(TypedDict):

@@ -87,7 +87,7 @@ def with_options(
     if not texts:
         return None
     if not 2 <= len(texts) <= len(LETTERS) or not all(texts):
-        raise InputError(f"{row.where}: 2 to {len(LETTERS)} options are read, and none is empty")
+        raise InputError(f"{row.where}: needs 2 to {len(LETTERS)} options, none empty")
     names = _RIGHT if answer_field is None else (answer_field,)
     found = next((name for name in names if row.fields.get(name) not in _NOTHING), None)
     text = question if is_whole else _listed(question, texts)
@@ -106,7 +106,7 @@ def _options(row: ProblemRow) -> tuple[list[str], list[str]]:
     elif isinstance(listed, Mapping) and {"label", "text"} <= listed.keys():
         listed = dict(zip(listed["label"], listed["text"], strict=False))
     if not isinstance(listed, Mapping):
-        raise InputError(f"{row.where}: field {name!r} is no list of options")
+        raise InputError(f"{row.where}: field {name!r} is not a list of options")
     return [*map(str, listed)], [
         ProblemRow(row.where, {name: each}).text(name) for each in listed.values()
     ]
@@ -120,7 +120,7 @@ def _letter(row: ProblemRow, name: str, labels: Sequence[str], texts: Sequence[s
         ways = [labels, ways[2]]
     found = [way.index(each) for way in ways for each in (said, option_letter(said)) if each in way]
     if not found:
-        raise InputError(f"{row.where}: field {name!r} ({said}) is none of {len(texts)} options")
+        raise InputError(f"{row.where}: field {name!r} ({said}) is not one of {len(texts)} options")
     return LETTERS[found[0]]
 
 

@@ -143,9 +143,9 @@ def _refuse_holes(
     there = [str(name) for name in first.fields]
     if others or answer_field is not None or not {*there} <= {*_OTHER_FIELDS, problem_field}:
         raise InputError(
-            f"{first.where}: no answer{others} (looked for {', '.join(known)}; there are "
-            f"{', '.join(there)}); name its field with --answer-field, or --answer-field "
-            f"{NO_ANSWERS} to go without accuracy"
+            f"{first.where}: no answer{others} (looked for {', '.join(known)}; fields are "
+            f"{', '.join(there)}); name its field with --answer-field, or use --answer-field "
+            f"{NO_ANSWERS} to evaluate without accuracy"
         )
 
 
@@ -163,7 +163,7 @@ def _question(row: ProblemRow, questions: Sequence[str]) -> str:
         raise InputError(f"{row.where}: the problem is empty")
     looked, there = ", ".join(questions), ", ".join(map(str, row.fields)) or "no fields"
     raise InputError(
-        f"{row.where}: no problem field (looked for {looked}; there are {there}); name one with "
+        f"{row.where}: no problem field (looked for {looked}; fields are {there}); name one with "
         "--problem-field"
     )
 
@@ -194,7 +194,7 @@ def _read(source: str, limit: int | None) -> tuple[list[ProblemRow], str]:
         name = source.removeprefix("bundled:")
         if name not in BUNDLED:
             known = ", ".join(f"bundled:{name}" for name in BUNDLED)
-            raise InputError(f"{source}: no such bundled problem set (there are {known})")
+            raise InputError(f"{source}: no such bundled problem set; use {known}")
         file = resources.files("beamwright").joinpath("bundled", f"{name}.jsonl")
         return _parse(file.read_bytes(), source, None)
     folder, split = source, ""
@@ -226,14 +226,14 @@ def _data_files(folder: Path, split: str, source: str) -> list[Path]:
     if len(by_split) > 1 and not split:
         raise InputError(f"{source}: holds several splits ({names}); write {folder}@SPLIT")
     if split and split not in by_split:
-        raise InputError(f"{source}: no such split (there are {names})")
+        raise InputError(f"{source}: no such split; splits are {names}")
     return by_split[split] if split else next(iter(by_split.values()))
 
 
 def _read_hub(source: str) -> tuple[list[ProblemRow], str]:
     match = _HUB_NAME.fullmatch(source)
     if match is None:
-        raise InputError(f"{source}: not of the form hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT")
+        raise InputError(f"{source}: must be hf:ORG/NAME or hf:ORG/NAME/CONFIG@SPLIT")
     datasets = _extra("datasets", source)
     name, config, split = match.groups()
     # Before release 4 it asks whether to run a data set's own code.
@@ -334,7 +334,7 @@ def _parse_csv(content: bytes, name: str) -> Iterator[ProblemRow]:
     try:
         for cells in reader:
             if header and cells and len(cells) != len(header):
-                raise InputError(f"{where}: {len(cells)} cells, the header names {len(header)}")
+                raise InputError(f"{where}: {len(cells)} cells, but the header has {len(header)}")
             if header and cells:
                 yield ProblemRow(where, dict(zip(header, cells, strict=True)))
             header = header or cells
@@ -357,8 +357,8 @@ def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[Pro
         if cells > _MOST_CELLS:
             if limit is None or limit * len(columns) > _MOST_CELLS:
                 raise InputError(
-                    f"{name}: {wanted:,} rows of {cells:,} cells; at most {_MOST_CELLS:,} are "
-                    "read (--limit N reads the first N rows)"
+                    f"{name}: {wanted:,} rows with {cells:,} cells exceed {_MOST_CELLS:,}; "
+                    "read the first rows with --limit N"
                 )
             wanted = limit
         largest = max([1, *(group.total_byte_size for group in groups)])  # no row is larger
@@ -368,7 +368,7 @@ def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[Pro
                 number += 1
                 size += sum(len(str(value)) for value in fields.values())
                 if size > _MOST_BYTES:
-                    raise InputError(f"{name}, row {number}: beyond {_MOST_BYTES:,} characters")
+                    raise InputError(f"{name}, row {number}: more than {_MOST_BYTES:,} characters")
                 yield ProblemRow(f"{name}, row {number}", fields)
             if number >= wanted:
                 return

@@ -65,7 +65,9 @@ def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
         return Recipe((_checked(None, Settings.build(path, **given), f"{where}: "),))
     for key in content:
         if key not in _PARTS:
-            raise InputError(f"{where}: {key!r} beside {', '.join(_PARTS)}; it belongs in base")
+            raise InputError(
+                f"{where}: {key!r} is not one of {', '.join(_PARTS)}; move it into base"
+            )
     dataset: Any = content.get("dataset")
     if not isinstance(dataset, str | None):
         raise InputError(f"{where}: 'dataset' must be text, as on the command line")
@@ -84,7 +86,7 @@ def _expand(
     axes = {name: values for name, values in grid.items() if name not in given}
     num_points = math.prod(map(len, axes.values()))
     if num_points > _MOST_POINTS:
-        raise InputError(f"{where}, grid: {num_points:,} combinations; at most {_MOST_POINTS:,}")
+        raise InputError(f"{where}, grid: {num_points:,} combinations exceed {_MOST_POINTS:,}")
     entries = content.get("settings") or [{"name": "-"}]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise InputError(f"{where}: 'settings' must be a list of named overrides")
@@ -114,7 +116,7 @@ def _expand(
 def _flat(keys: Any, where: str) -> dict[str, Any]:
     """Flatten options and sections to options by name; `search` is a section if a mapping."""
     if not isinstance(keys, dict | None):
-        raise InputError(f"{where}: expected options, such as 'n: 16'")
+        raise InputError(f"{where}: must be options, such as 'n: 16'")
     owners = option_owners()
     flat: dict[str, Any] = {}
     for key, value in (keys or {}).items():

@@ -39,7 +39,7 @@ _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
     ("tokens", "Accuracy against tokens", "tokens generated per problem", "tokens", 1.0),
     ("seconds", "Accuracy against time", "seconds per problem", "seconds", 1.0),
     ("kv", "Accuracy against KV memory",
-     "GiB of KV on the device, both models, peak of all in flight: the smaller n, the more",
+     "peak GiB of KV on the device, both models, all problems in flight",
      "kv_device_peak_bytes", GIB),
 )  # fmt: skip
 

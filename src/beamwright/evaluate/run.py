@@ -100,7 +100,10 @@ def make_record(
         reason_fewer=solution.get("reason_fewer"),
         warnings=[
             *solution.get("warnings", ()),
-            *(f"the answer checker gave up on {answer}: counted as wrong" for answer in hung),
+            *(
+                f"the answer checker timed out on {answer}, which counts as wrong"
+                for answer in hung
+            ),
         ],
         system_prompt=solution.get("settings", {}).get("model", {}).get("system_prompt"),
         candidates=candidates,
@@ -238,7 +241,7 @@ class ResultsFolder:
             # An incomplete last line is dropped on resume.
             raise InputError(
                 f"{self._results}: cannot be written ({error.strerror or error}); "
-                f"{len(self.records)} problems are kept: run again with --out {self._folder}"
+                f"{len(self.records)} problems are saved; run again with --out {self._folder}"
             ) from error
         self.records[record.unique_id] = record
 
@@ -265,7 +268,7 @@ def _differences(found: Any, wanted: Any, name: str) -> Iterator[str]:
         for key in dict.fromkeys([*found, *wanted]):
             yield from _differences(found.get(key), wanted.get(key), f"{name}.{key}".lstrip("."))
     elif found != wanted:
-        yield f"{name} was {found!r}, is {wanted!r}"
+        yield f"{name} was {found!r}, but is {wanted!r}"
 
 
 # --- the run -----------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ class StateRows:
 
     def _table(self, rows: Sequence[Blocks]) -> _Table:
         if any(len(blocks) < self.states.num_blocks for blocks in rows):
-            raise AssertionError("a state is read, or written, that is not on the device")
+            raise AssertionError("a state that is read or written is not on the device")
         blocks = torch.from_numpy(np.array(rows, dtype=np.int64))
         return _Table(self.states, blocks.to(self.states.device))
 

@@ -79,8 +79,8 @@ def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: 
             given |= {name: tuple(_first(value).shape) for name, value in read().items()}
         except Exception as error:  # `transformers` merges, and may raise anything
             raise InputError(
-                f"model {where}: the weights that make {target} do not fit each other: the config "
-                f"is another model's, or the file damaged ({error_line(error)})"
+                f"model {where}: the weights for {target} do not fit together: config.json belongs "
+                f"to another model, or a file is damaged ({error_line(error)})"
             ) from error
     left = {name: at for name, at in loader.left.items() if not loader.can_ignore(name)}
     given |= {name: stored.sizes[at] for name, at in left.items()}

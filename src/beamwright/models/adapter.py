@@ -47,7 +47,7 @@ class Product:
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Tensor:
         if func is not F.linear:
-            raise TypeError(f"{func} of a weight that is kept for products")
+            raise TypeError(f"{func} is not supported on a weight that is packed for products")
         x, own, bias = (*args, None)[:3] if kwargs is None else (*args, *kwargs.values(), None)[:3]
         own.linear.bias = bias
         flat = x.reshape(-1, x.shape[-1])
@@ -71,7 +71,7 @@ class EmbeddingRows:
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Tensor:
         if func is not F.embedding:
-            raise TypeError(f"{func} of an embedding whose rows are in a file")
+            raise TypeError(f"{func} is not supported on an embedding that is read from a file")
         token_ids, own = args[:2]
         embedded: Tensor = own.rows[token_ids.flatten()].view(*token_ids.shape, -1)
         return embedded
@@ -305,7 +305,9 @@ class AdaptedDecoder(Decoder):
             each = Recurrent(module, layer, own, self.dtype)
             if type(module) not in known:
                 if not each.agrees(self.shape.hidden, self.device, behind=False):
-                    raise NotBuiltError(f"{type(module).__name__}: token by token it differs")
+                    raise NotBuiltError(
+                        f"{type(module).__name__} gives other results token by token"
+                    )
                 known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
             each.in_chunks = known[type(module)]
             install_steps(each, self.shape.hidden, self.device, in_blocks=in_blocks)

@@ -44,9 +44,7 @@ _KEYS = read_toml_beside(__file__)
 _FIELD = re.compile(r"[Ff]ield '(\w+)'|(RoPE)")
 _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
-_ELSEWHERE = (
-    "--model openai:URL#NAME (a server that runs it) takes it today, with tree and verifier here"
-)
+_ELSEWHERE = "serve this model with another engine and pass --model openai:URL#NAME"
 
 
 def find_shape(
@@ -114,12 +112,14 @@ def read_shape(
                 raise
         shape = shape or _built_shape(folder, written, max_context)
         if shape.states and role == "verifier":
-            raise UnsupportedModelError("recurrent layers run in generators, not yet in verifiers")
+            raise UnsupportedModelError(
+                "recurrent layers are supported in generators, not in verifiers"
+            )
         sizes = packed_sizes(written, shape.matrices)
         return replace(shape, **(described.weight_sizes(folder) if is_gguf(folder) else sizes))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
-        way += "; --decoder auto runs what transformers builds, too" if decoder == "own" else ""
+        way += "; --decoder auto runs models that transformers builds" if decoder == "own" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
     except InputError as error:
         line = str(error)
@@ -130,7 +130,7 @@ def read_shape(
         raise UnsupportedModelError(line) from error
     except Exception as error:  # for example a value of a type that no check above expects
         raise UnsupportedModelError(
-            f"model {folder}: config.json holds what no model can be made of ({error_line(error)})"
+            f"model {folder}: config.json describes no valid model ({error_line(error)})"
         ) from error
 
 
@@ -148,7 +148,7 @@ def config_of(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of many types, which all concern the file's contents
         key = _FIELD.search(str(error))
-        what = f"config.json: {key[1]} cannot be so" if key else "config.json makes no model"
+        what = f"config.json: {key[1]} is invalid" if key else "config.json is invalid"
         raise UnsupportedModelError(f"{what} ({error_line(error)}); {SUPPORTED}") from error
 
 
@@ -248,7 +248,7 @@ def _groups(
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
     kind = values.get("model_type")
     if str(kind) not in known:
-        code = ", and the folder wants to run its own code (auto_map), which is never done"
+        code = ", and the folder's own code (auto_map) is never run"
         raise NotBuiltError(
             f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
             f"{SUPPORTED}"
@@ -262,8 +262,8 @@ def _check_weights(values: Mapping[str, Any]) -> None:
             QUANTISATION.check(nonempty_keys(quantised), "config.json")
         except UnsupportedModelError as error:
             raise NotBuiltError(
-                f"{error}: take the original checkpoint with --weights int4, a verifier's with "
-                f"--verifier-weights int4; {SUPPORTED}"
+                f"{error}; or use the original checkpoint with --weights int4 (a verifier's with "
+                f"--verifier-weights int4); {SUPPORTED}"
             ) from error
 
 
@@ -285,7 +285,7 @@ def _check_counts(values: Mapping[str, Any]) -> None:
     heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
         raise UnsupportedModelError(
-            f"config.json: num_attention_heads {heads} is no multiple of "
+            f"config.json: num_attention_heads {heads} is not a multiple of "
             f"num_key_value_heads {kv_heads}"
         )
 
@@ -297,14 +297,14 @@ def _check_numbers(shape: ModelShape) -> None:
         UnsupportedModelError: for an odd head_dim, or for numbers that are not finite.
     """
     if shape.inv_freq and len(shape.inv_freq) * 2 != shape.head_dim:
-        raise UnsupportedModelError(f"config.json: an odd head_dim ({shape.head_dim})")
+        raise UnsupportedModelError(f"config.json: head_dim must be even, not {shape.head_dim}")
     numbers = {
         "rope": (*shape.inv_freq, *shape.near_freq, shape.rope_scale),
         "rms_norm_eps": (shape.norm_eps,),
     }
     for name, values in numbers.items():
         if not all(isinstance(v, float | int) and math.isfinite(v) and v >= 0 for v in values):
-            raise UnsupportedModelError(f"config.json: its {name} gives no finite numbers")
+            raise UnsupportedModelError(f"config.json: {name} gives negative or infinite numbers")
 
 
 # --- rotary positions ------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
         for kind in ("full_attention", "sliding_attention")
     )
     if same != 1.0:
-        raise NotBuiltError("scaled positions in a window are not supported")
+        raise NotBuiltError("scaled positions in layers with a sliding window are not supported")
     slides = tuple(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
     return {"inv_freq": far, "rope_scale": scale, "near_freq": near, "near": slides}
 

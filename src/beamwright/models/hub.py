@@ -40,7 +40,7 @@ def resolve_folder(
     """
     option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
     if spec.startswith(ELSEWHERE):
-        raise InputError(f"{option}: this needs the model itself, here")
+        raise InputError(f"{option}: this command needs the model on this machine")
     own = {"bundled": role, "bundled:strong": "verifier", "bundled:thinking": "thinking"}
     if spec in own:
         return BUNDLED / own[spec]
@@ -80,7 +80,7 @@ def _gguf_in(folder: Path, tag: str = "") -> Path | None:
     models = [file for file in files if "mmproj" not in file.name and file in shards(file)[:1]]
     if len(models) != 1:
         names = ", ".join(file.name for file in models)[:_LONGEST_LINE]
-        raise InputError(f"{folder}: which of its GGUF files? {names}")
+        raise InputError(f"{folder}: name one GGUF file of this folder: {names}")
     return models[0]
 
 
@@ -89,7 +89,7 @@ def _vllm_advice(spec: str) -> str | None:
     kind, _, place = spec.partition(":")
     name = place.removeprefix("hf:").partition("?")[0] or "PATH"
     url = f"openai:http://127.0.0.1:8000/v1#{name}"
-    return f"vllm: start `vllm serve {name}` and name it: --model {url}" if kind == "vllm" else None
+    return f"vllm: start `vllm serve {name}`, then pass --model {url}" if kind == "vllm" else None
 
 
 def _explain_missing(spec: str, role: str, known: str) -> str:
@@ -97,8 +97,8 @@ def _explain_missing(spec: str, role: str, known: str) -> str:
     folder = Path(spec)
     if folder.is_file():
         if folder.suffix.lower() == GGUF:
-            return "no GGUF file: it begins with something else (was all of it downloaded?)"
-        return "a file; the checkpoint's folder is expected"
+            return "not a GGUF file (its first bytes differ); download it again"
+        return "this is a file; pass the checkpoint's folder"
     meant = None
     if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
         meant = f"hf:{spec}"
@@ -154,5 +154,5 @@ def _download(name: str, *, weights: bool = True) -> Path:
         ) from error
     file = _gguf_in(folder, tag) if tag else None
     if tag and file is None:
-        raise InputError(f"hf:{name}: no GGUF file of that name has {tag!r:.40} in it")
+        raise InputError(f"hf:{name}: no GGUF file has {tag!r:.40} in its name")
     return file or folder

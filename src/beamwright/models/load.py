@@ -69,7 +69,7 @@ _DEVICES = ("cpu", "cuda")
 _NATIVE = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "arm_bf16")
 _ROWS = (8, 16, 64, 160)  # numbers of rows with which batch-invariance is probed
 _READS_GGUF = ("accelerate", "gguf")  # packages with which `transformers` reads GGUF files
-_SLOW = "GGUF files are slow on a CPU here: install beamwright where a C compiler is"
+_SLOW = "GGUF models are slow on this CPU: reinstall beamwright with a C compiler for its kernels"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,9 @@ def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -
     if folder is None:
         shape = shape_from_text(spec.removeprefix("random:"))
         if shape.built is not None:
-            raise InputError(f"{spec}: transformers builds this model, of a folder's config.json")
+            raise InputError(
+                f"{spec}: transformers builds this model; pass a folder with config.json"
+            )
         return capped(shape, settings.context)
     return read_shape(folder, settings.context, role, settings.decoder)
 
@@ -255,7 +257,7 @@ def check_device(device: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {device}: no CUDA device is available here; use --device cpu")
     if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise InputError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
+        raise InputError(f"--device {device}: only {torch.cuda.device_count()} CUDA devices exist")
     if kind == "cuda" and torch.device(device).index is not None:
         torch.cuda.set_device(torch.device(device))  # kernels are launched on the current device
     return device
@@ -296,7 +298,7 @@ def _unloaded_weight(model: Any, info: Mapping[str, Collection[str]]) -> str:
     "": it has loaded all weights of its modules. info: the loading info of `transformers`.
     """
     if info["missing_keys"]:
-        return f"it finds no {min(info['missing_keys'])}"
+        return f"it does not find {min(info['missing_keys'])}"
     known = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
     unused = [name for name in info["unexpected_keys"] if name.rpartition(".")[0] in known]
     return f"it does not use {min(unused)}" if unused else ""

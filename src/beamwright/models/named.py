@@ -143,7 +143,7 @@ def shape_from_text(text: str) -> ModelShape:
         raise InputError(f"random:{text}: missing {', '.join(missing)}")
     kv_heads = values.setdefault("kv_heads", values["heads"])
     if values["hidden"] % values["heads"] or values["heads"] % kv_heads:
-        raise InputError("random shape: heads must divide hidden, and kv_heads must divide heads")
+        raise InputError(f"random:{text}: heads must divide hidden, kv_heads must divide heads")
     head_dim = values.pop("head_dim", 0)
     if name == "opt":  # the family has no other KV heads or MLP widths
         values |= {"kv_heads": values["heads"], "intermediate": 4 * values["hidden"]}

@@ -129,7 +129,7 @@ def states_of(
     given = [value for name, value in call.arguments.items() if name != "attention_mask"]
     if sum(isinstance(value, Tensor) for value in given) > 1 or not isinstance(found, Tensor):
         what = type(module).__name__
-        raise NotBuiltError(f"{what} makes its states of more than a layer's input")
+        raise NotBuiltError(f"{what} computes states from more than the layer's input")
     alone = Recurrent(module, layer, (), hidden.dtype)
     alone.plain(hidden[:, :1], cache)  # checks that a single token runs as well
     return tuple(
@@ -148,7 +148,7 @@ def check_stateless(module: torch.nn.Module, call: inspect.BoundArguments) -> No
     with suppress(Exception):  # it may use cache methods that are missing here; `is_used` is set
         _called(module, call, cache)
     if cache.is_used:
-        raise NotBuiltError(f"{type(module).__name__}: attention with states of its own")
+        raise NotBuiltError(f"{type(module).__name__} is attention that keeps a state")
 
 
 def _called(module: torch.nn.Module, call: inspect.BoundArguments, cache: StateCache) -> Any:

@@ -294,9 +294,9 @@ class ModelFamily:
 def _opt_oddity(config: Any) -> str | None:
     """Return a feature of OPT-350m or Galactica that the decoder does not support, or None."""
     if config.word_embed_proj_dim != config.hidden_size:
-        return "embeddings of another width"
+        return "embeddings of another width than the layers"
     if not config.do_layer_norm_before or getattr(config, "_remove_final_layer_norm", False):
-        return "norms behind the blocks"
+        return "norms after the blocks"
     return None if config.layer_norm_elementwise_affine else "norms without weights"
 
 
@@ -304,9 +304,9 @@ def _gemma3_oddity(config: Any) -> str | None:
     """Return a feature of Gemma 3 27B or a derived model that the decoder does not support."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in caps) or config.use_bidirectional_attention:
-        return "soft caps, or attention to later tokens"
+        return "soft caps or bidirectional attention"
     same = config.query_pre_attn_scalar == config.head_dim
-    return None if same else "scores of another scale"
+    return None if same else "another scale of attention scores"
 
 
 _ODDITIES = {"opt": _opt_oddity, "gemma3_text": _gemma3_oddity}

@@ -134,8 +134,8 @@ def _register() -> None:
     if tuple(int(part) for part in installed.split(".")[:2]) < _LEAST_VERSION:
         least = ".".join(map(str, _LEAST_VERSION))
         raise NotBuiltError(
-            f"the own decoder does not run it, and --decoder transformers needs transformers "
-            f"{least}, this is {installed}: pip install 'transformers>={least}'"
+            f"Beamwright's own decoder does not support it, and --decoder transformers needs "
+            f"transformers {least}, not {installed}: pip install 'transformers>={least}'"
         )
     from transformers import AttentionInterface  # noqa: PLC0415 (slow import)
     from transformers.integrations.moe import ExpertsInterface  # noqa: PLC0415 (slow import)
@@ -163,7 +163,7 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
         _register()
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
-        raise NotBuiltError(_refusal(text, "an encoder and a decoder"))
+        raise NotBuiltError(_refusal(text, "it has an encoder"))
     try:
         with quiet_import():
             surveyed = _build(text, dtype)
@@ -180,10 +180,10 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
         line = error_line(error)
         # Falcon chooses a class by the attention's name; its error then contains `_SURVEY`.
         known = _SURVEY not in line
-        why = f"its layers do not run here ({line})" if known else "attention of its own"
+        why = f"its layers do not run here ({line})" if known else "it computes attention itself"
         raise NotBuiltError(_refusal(text, why)) from error
     if not surveyed.calls:
-        raise NotBuiltError(_refusal(text, "none of its layers attends"))
+        raise NotBuiltError(_refusal(text, "no layer has attention"))
     surveyed.body.config._attn_implementation = NAME
     return surveyed
 
@@ -196,7 +196,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        line = "transformers builds no causal model of its text part alone"
+        line = "transformers has no causal model for its text part"
         raise NotBuiltError(_refusal(config, line))
     for rope in _ropes(config):
         if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
@@ -214,7 +214,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
         if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers
     )
     if "position_ids" not in inspect.signature(body.forward).parameters:
-        raise NotBuiltError(_refusal(config, "its layers take no positions, or attend to none"))
+        raise NotBuiltError(_refusal(config, "its forward function takes no position_ids"))
     return Survey(model, body, name, layers_at)
 
 
@@ -229,7 +229,7 @@ def _run(surveyed: Survey) -> None:
         layer = getattr(module, "layer_idx", None)
         if layer is None or layer in surveyed.calls or key.shape[2] != query.shape[2]:
             what = type(module).__name__
-            raise NotBuiltError(f"{what}: attention that is not a layer's one to its own tokens")
+            raise NotBuiltError(f"{what} does not attend once per layer to the layer's tokens")
         (_, heads, tokens, width), (_, kv_heads, _, narrow) = query.shape, value.shape
         softcap, head_dim = given.get("softcap"), max(width, narrow)
         surveyed.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
@@ -261,9 +261,9 @@ def _run(surveyed: Survey) -> None:
     kept = {parts[0].layer for parts in surveyed.recurrent.values()}
     for layer, mixing in seen.mixing.items():
         if layer not in surveyed.calls and layer not in kept:
-            raise NotBuiltError(f"layer {layer} brings tokens together ({mixing}) on its own")
+            raise NotBuiltError(f"layer {layer} mixes tokens outside attention ({mixing})")
     if len(kept) < len(surveyed.recurrent):
-        raise NotBuiltError("layers with several modules that keep states")
+        raise NotBuiltError("layers with several recurrent modules are not supported")
 
 
 class _Uses(TorchFunctionMode):
@@ -328,12 +328,12 @@ def shape_of(surveyed: Survey, max_context: int | None) -> ModelShape:
     limit = next((getattr(config, n) for n in _CONTEXTS if getattr(config, n, None)), max_context)
     if limit is None:
         raise NotBuiltError(
-            f"{config.model_type}: its config has no longest context: use --context"
+            f"{config.model_type}: config.json has no context length; pass --context N"
         )
     context = limit if max_context is None else min(limit, max_context)
     calls, depth = surveyed.calls, len(surveyed.layers)
     if len({call.heads for call in calls.values()}) > 1:
-        raise NotBuiltError(f"{config.model_type}: layers with different numbers of heads")
+        raise NotBuiltError(f"{config.model_type}: layers have different numbers of heads")
     _check_rotary(config, context)
     shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
     inner = getattr(config, "intermediate_size", None) or 4 * embedding.shape[1]
@@ -397,7 +397,7 @@ def _groups(
             window = window_of(call.mask, context)
         except RuntimeError as error:  # the mask reads other tensors, which are on the meta device
             if context > (chunk or 0):
-                raise NotBuiltError(f"chunked attention: use --context {chunk} or less") from error
+                raise NotBuiltError(f"chunked attention needs --context {chunk} or less") from error
             window = None
         alike = (call.kv_heads, call.head_dim, window, call.softcap)
         members[alike].append(number)
@@ -419,11 +419,11 @@ def window_of(mask: Any, context: int) -> int | None:
         sees = torch.as_tensor(mask(0, 0, torch.tensor(place), places)).expand(context)
         count = int(sees.sum())
         if not count or not bool(sees[place + 1 - count : place + 1].all()):
-            raise NotBuiltError("attention that is neither causal nor a sliding window")
+            raise NotBuiltError("attention must be causal or have a sliding window")
         seen.append((place, count))
     windows = {count for place, count in seen if count <= place}
     if len(windows) > 1 or any(count > most for most in windows for _, count in seen):
-        raise NotBuiltError("chunked attention, which no window expresses")
+        raise NotBuiltError("chunked attention is not supported")
     return windows.pop() if windows else None
 
 

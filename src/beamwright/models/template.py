@@ -97,9 +97,9 @@ def check_template(template: Any, where: str) -> None:
                 _compiled(text)
         except TemplateSyntaxError as error:
             line = (text.splitlines() or [""])[min(error.lineno, len(text.splitlines())) - 1]
-            violation = f"no Jinja that can be read, at line {error.lineno}: {line.strip():.60}"
+            violation = f"line {error.lineno} is not valid Jinja: {line.strip():.60}"
         except (RecursionError, MemoryError):
-            violation = "nested too deeply"
+            violation = "the template is nested too deeply"
         except (ValueError, OverflowError) as error:  # a number with too many digits
             violation = error_line(error)
         if violation is not None:
@@ -120,13 +120,13 @@ def _texts(template: Any) -> Iterator[str]:
 def _violation_of(text: str) -> str | None:
     """Return a message about the first operation that is not allowed; None if all are."""
     if len(text) > _MOST_SOURCE:
-        return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
+        return f"the template has {len(text):,} characters, more than {_MOST_SOURCE:,}"
     parsed = _ENVIRONMENT.parse(text)
     waiting: list[tuple[nodes.Node, int]] = [(parsed, 0)]
     while waiting:
         node, depth = waiting.pop()
         if depth > _DEEPEST:
-            return "nested too deeply"
+            return "the template is nested too deeply"
         if (violation := _node_violation(node)) is not None:
             return violation
         waiting += [(child, depth + 1) for child in node.iter_child_nodes()]
@@ -137,11 +137,11 @@ def _node_violation(node: nodes.Node) -> str | None:
     if isinstance(node, nodes.Pow):
         return "powers (**) are not allowed"
     if isinstance(node, nodes.Mul) and not (_is_small(node.left) or _is_small(node.right)):
-        return "a product needs a number or a short text, written out, as one side"
+        return "one side of a product must be a small literal"
     if isinstance(node, nodes.Const) and type(node.value) is int and node.value > _LARGEST:
         return f"{node.value:,} is larger than {_LARGEST:,}"
     if _WIDTH.search(_pattern(node)):
-        return "a width of more than 999, or one that is computed, is not allowed"
+        return "a format width must be a literal of at most 999"
     return None
 
 
@@ -203,7 +203,9 @@ def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 with suppress(ValueError, RecursionError):
                     _ = json.loads(given) if isinstance(given, str) else given
                     place = f"messages[{i}].tool_calls[{j}].function.arguments"
-                    raise InputError(f"{place}: the chat template reads an object: {given!r:.60}")
+                    raise InputError(
+                        f"{place}: the chat template needs an object, not {given!r:.60}"
+                    )
     return turns
 
 
@@ -222,7 +224,7 @@ def template_writer(template: str | dict[str, str], special_tokens: Mapping[str,
         if isinstance(template, dict) and names.get("tools"):
             usual = template.get("tool_use", usual)
         if usual is None:
-            _refuse(f"none of {', '.join(template)} is the default; --chat-template chooses one")
+            _refuse(f"{', '.join(template)}: none is the default; choose one with --chat-template")
         clock = {CLOCK: datetime.fromisoformat(now or _NO_TIME).strftime}
         nothing = {"tools": None, "documents": None}
         given = {"messages": messages, **nothing, **clock, **special_tokens, **names}
@@ -261,11 +263,11 @@ def render(make: Callable[[], str], where: str) -> str:
         assert thread.ident is not None
         stop, raised = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(stop, raised)
-        raise InputError(f"{where}chat template: not rendered after {RENDER_S:.0f} s")
+        raise InputError(f"{where}chat template: rendering took more than {RENDER_S:.0f} s")
     if errors:
         line = message_of(errors[0]) or type(errors[0]).__name__
         raise InputError(f"{where}chat template: {line}") from errors[0]
     (text,) = texts
     if len(text) > MOST_CHARACTERS:
-        raise InputError(f"{where}chat template: renders {len(text):,} characters")
+        raise InputError(f"{where}chat template: its text of {len(text):,} characters is too long")
     return text

@@ -28,7 +28,7 @@ FILES = (
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _SENTENCE = "Jack has 70 eggs,  naïve café\n\tand 1234567.\n"
 _PLAIN = ("jack has 70 eggs", "1234567")  # parts of _SENTENCE that no normalizer removes
-_PUBLISHED = "take the tokenizer files of the published model"
+_PUBLISHED = "use the tokenizer files of the published model"
 # Most characters by which a normalizer may replace one. Usual replacements have at most three.
 _MOST_GROWTH = 100
 _MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
@@ -80,14 +80,14 @@ def check_tokenizer(
             text far longer.
     """
     if (growth := _growth(tokenizer)) > _MOST_GROWTH:
-        line = f"its normalizer makes {growth} characters of one"
+        line = f"its normalizer turns one character into {growth}"
         raise InputError(f"{where}: its tokenizer cannot be used ({line})")
     own = tokenizer.get_added_tokens_decoder().items()
     added = {index: token.content for index, token in own if token.special}
     coded = tokenizer.encode_batch([*added.values()], add_special_tokens=False)
     decoded = tokenizer.decode_batch([[i] for i in added], skip_special_tokens=False)
     wrong = {
-        text: f"{text!r} is token {index}, but its text gives {ids.ids} and the token {back!r}"
+        text: f"{text!r} is token {index}, but encodes to {ids.ids} and decodes to {back!r}"
         for (index, text), ids, back in zip(added.items(), coded, decoded, strict=True)
         if ids.ids != [index] or back.strip() != text.strip()
     }
@@ -97,7 +97,7 @@ def check_tokenizer(
             raise InputError(f"{where}: its tokenizer: {line:.200}; {_PUBLISHED}")
     back = tokenizer.decode(tokenizer.encode(_SENTENCE, add_special_tokens=False).ids)
     if back != _SENTENCE:
-        line = f"{where}: its tokenizer gives {back!r:.80} back for {_SENTENCE!r}"
+        line = f"{where}: its tokenizer turns {_SENTENCE!r} into {back!r:.80}"
         if not all(plain in back.casefold() for plain in _PLAIN):
             raise InputError(f"{line}; {_PUBLISHED}")
         remarks.append(line)
@@ -134,7 +134,7 @@ def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        line = f"damaged, or of a later version of `tokenizers` than {_VERSION}"
+        line = f"damaged, or written by a later version of tokenizers than {_VERSION}"
         raise InputError(f"{where}: its tokenizer cannot be read ({file.name}: {line})") from error
     if "added_tokens_decoder" not in written:  # written by an older version
         written = {**written, **_read_optional(folder / "special_tokens_map.json")}
@@ -152,7 +152,7 @@ def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -
             roles = {name: _token(t).content for name, t in further.items()} | roles
         more = [*map(_token, roles.values()), *map(_token, further or ())]
     except (TypeError, ValueError, AttributeError) as error:
-        line = "tokenizer_config.json: added_tokens_decoder, or a list of tokens, holds none"
+        line = "tokenizer_config.json: an added or special token is invalid"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
     _add(tokenizer, dict(sorted(listed.items())), more, where)
     return TokenFiles(tokenizer, roles, None)
@@ -175,7 +175,7 @@ def _add(
     tokenizer.add_tokens([token for token in more if token.content not in special])
     for text, index in new.items():
         if tokenizer.token_to_id(text) != index:
-            line = f"{text!r:.60} is to be token {index}, where tokenizer.json leaves a gap"
+            line = f"{text!r:.60} has id {index}, but tokenizer.json has a gap before it"
             raise InputError(f"{where}: tokenizer_config.json: {line}; {_PUBLISHED}")
 
 
@@ -214,9 +214,9 @@ def _split_by_words(
         rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
         return ()
-    line = "tokenizer.json cuts texts by another rule than Mistral's own library"
-    way = 'if this is a model of Mistral\'s, write "fix_mistral_regex": true there'
-    return (f"{where}: {line}; {way} (tokenizer_config.json)",)
+    line = "tokenizer.json splits texts differently from Mistral's own library"
+    way = 'for a model of Mistral, write "fix_mistral_regex": true into tokenizer_config.json'
+    return (f"{where}: {line}; {way}",)
 
 
 # --- chat templates ------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, 
         template = template["default"]
     texts = template.values() if isinstance(template, dict) else [template or ""]
     if not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{file}: chat_template is neither a text nor several by name")
+        raise InputError(f"{file}: chat_template must be a text or named texts")
     return template or None
 
 
@@ -271,11 +271,11 @@ def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> T
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         line = (
-            "tokenizer.model takes `pip install sentencepiece protobuf`, tekken.json mistral-common"
+            "for tokenizer.model pip install sentencepiece protobuf, for tekken.json mistral-common"
         )
-        line = f"`transformers` does not read it; {line}; a tokenizer.json takes neither"
+        line = f"transformers cannot read it: {line}; or add a tokenizer.json"
         if written.get("auto_map"):
-            line = "tokenizer_config.json wants to run the folder's own code (auto_map): never done"
+            line = "tokenizer_config.json names code in the folder (auto_map), which is never run"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
     return of_transformers(loaded, where)
 
@@ -288,7 +288,7 @@ def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
     """
     tokenizer = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
-        line = "its files have no rules that `tokenizers` knows: a tokenizer.json has"
+        line = "the tokenizers library cannot use its files; add a tokenizer.json"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})")
     special = {role: str(token) for role, token in loaded.special_tokens_map.items()}
     return TokenFiles(tokenizer, special, loaded.chat_template)

@@ -34,8 +34,8 @@ from beamwright.models.token_files import check_tokenizer, is_panic, read_token_
 # Stands for an unknown text in a conversation: a private character that no template changes.
 PLACE = "\ue000"
 _PIECE = 1 << 16  # characters that `count_tokens` tokenises at a time
-_LEFT_OUT = "the chat template leaves"
-_ANOTHER = "give --chat-template FILE with one that shows it"
+_LEFT_OUT = "the chat template omits"
+_ANOTHER = "pass --chat-template FILE with a template that shows it"
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -219,7 +219,7 @@ class TextCodec:
         if system_prompt and not any(turn["role"] == "system" for turn in turns):
             turns.insert(0, {"role": "system", "content": system_prompt})
         if tools and not self.takes_tools:
-            raise InputError("tools: the model's chat template shows none")
+            raise InputError("tools: the model's chat template does not support tools")
         if self.chat_template is None:
             return "".join(f"{turn['content']}\n\n" for turn in turns)
         if not self.has_system_role:
@@ -233,7 +233,7 @@ class TextCodec:
             text = self.chat(changed, add_generation_prompt=True, given=given)
         asked = [str(turn["content"]) for turn in messages if turn["role"] == "user"]
         if asked and not is_held(asked[-1], text):
-            raise InputError(f"{_LEFT_OUT} the problem out of the prompt: {_ANOTHER}")
+            raise InputError(f"{_LEFT_OUT} the problem: {_ANOTHER}")
         return text
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -259,15 +259,15 @@ class TextCodec:
             InputError: if there is no chat template, or it changes the reply or leaves out a turn.
         """
         if self.chat_template is None:
-            raise InputError("asking a model again needs a chat template (--chat-template)")
+            raise InputError("a follow-up question needs a chat template; pass --chat-template")
         users = [{"role": "user", "content": said} for said in ("?", text)]
         reply = {"role": "assistant", "content": PLACE}
         messages = [users[0], reply, users[1]]
         said = self.chat(messages, add_generation_prompt=True, given=template_args)
         _, place, after = said.rpartition(PLACE)
         if not (place and is_held(text, after)):
-            left = "what is asked" if place else "what the assistant has said"
-            raise InputError(f"{_LEFT_OUT} out {left}: {_ANOTHER}")
+            left = "the last user turn" if place else "the assistant's turns"
+            raise InputError(f"{_LEFT_OUT} {left}: {_ANOTHER}")
         return self.encode(after)
 
     def chat(
@@ -287,7 +287,7 @@ class TextCodec:
             InputError: if the chat template fails.
         """
         if self.chat_template is None:
-            raise InputError(f"{name or 'the model'}: chat template: there is none")
+            raise InputError(f"{name or 'the model'} has no chat template")
         turns = [*map(_in_parts, messages)] if self._takes_parts else messages
         added = {"add_generation_prompt": add_generation_prompt, **self.template_args, **given}
         return self._rendered(turns, f"{name}: " if name else "", **added)
@@ -422,7 +422,7 @@ def _template_text(chat_template: str) -> str:
     except (OSError, UnicodeDecodeError):
         pass  # a long literal template is no valid file name
     if "{" not in chat_template:
-        raise InputError(f"--chat-template {chat_template!r}: no such file, and not a template")
+        raise InputError(f"--chat-template {chat_template!r}: neither a file nor a template")
     return chat_template
 
 

@@ -339,7 +339,7 @@ def read_runs(path: Path) -> list[list[Event]]:
         return [_read_file(path)]
     pages = sorted(page for folder in path.rglob("trees") for page in folder.glob("*.html"))
     if not pages:
-        raise InputError(f"{path}: holds no trees (eval --out DIR --trees K writes some)")
+        raise InputError(f"{path}: holds no trees; write some with eval --out DIR --trees K")
     return [_read_file(page) for page in pages]
 
 
@@ -372,7 +372,7 @@ def _read_file(path: Path) -> list[Event]:
     if kind == RUN_FORMAT:
         return _exported_events(path, saved, named=page is None)
     if page is not None:
-        raise InputError(f"{path}: not a page that --tree wrote, or a damaged or older one")
+        raise InputError(f"{path}: not a page of --tree, or damaged or of an older version")
     if kind == "beamwright checkpoint":
         from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
 
@@ -397,7 +397,7 @@ def _exported_events(path: Path, saved: Mapping[str, Any], *, named: bool) -> li
     events = _validated_events(path, saved.get("events"))
     begins = [number for number, event in enumerate(events) if event["event"] == "begin"]
     if begins != [0] or events[0]["event"] != "begin":
-        raise InputError(f"{path}: the run does not begin with its beginning")
+        raise InputError(f"{path}: the run must begin with its only begin event")
     if not named:
         events[0]["id"] = path.stem
     if events[-1]["event"] != "end":  # the run was exported before its search ended

@@ -62,8 +62,8 @@ class ServerClient:
         self._secrets = re.compile("|".join(re.escape(each) for each in hidden if each) or "(?!)")
         self.last, proxy = "", _proxy_for(url)
         host, shown = urlsplit(url).hostname, _LOGIN.sub("//", proxy or "")
-        way = f"proxy {shown}, which the environment names; NO_PROXY={host} goes around it"
-        self._hint = f" (by the {way})" if proxy else ""
+        way = f"proxy {shown} of the environment; NO_PROXY={host} bypasses it"
+        self._hint = f" (through the {way})" if proxy else ""
         headers = {"Accept-Encoding": "identity"}  # a compressed reply's size is unknown
         try:
             limits = httpx.Limits(keepalive_expiry=_KEPT_S)
@@ -118,7 +118,9 @@ class ServerClient:
         async with asyncio.timeout(most_s), asked as response:
             if response.request.method != method:  # some redirects turn POST into GET
                 moved = response.history[0]
-                where = f"it has moved to {moved.headers['location']}: write that as --model"
+                where = (
+                    f"the server redirects to {moved.headers['location']}; use that URL in --model"
+                )
                 raise RequestRefused(moved.status_code, where)
             if response.status_code != httpx.codes.OK:
                 said = b""
@@ -178,11 +180,11 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
     """Yield a reply's decompressed bytes; raises ValueError for more than `most`."""
     encoding, size = response.headers.get("content-encoding", "identity"), 0
     if encoding.lower() not in ("identity", "gzip", "deflate"):
-        raise httpx.DecodingError(f"it is in {encoding}, which was not asked for")
+        raise httpx.DecodingError(f"the reply is in {encoding}, which was not requested")
     async for chunk in response.aiter_bytes():  # a compressed chunk is at most one socket read
         size += len(chunk)
         if size > most:
-            raise ValueError(f"more than {most:,} bytes, for what was asked")
+            raise ValueError(f"the reply has more than {most:,} bytes")
         yield chunk
     yield b"\n\n"  # ends the last event, in case the server did not
 

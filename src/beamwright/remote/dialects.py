@@ -142,7 +142,7 @@ class Completions:
         """
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
         if not choices:
-            raise ValueError("it has no choices")
+            raise ValueError("the reply has no choices")
         read = find_count(answer, "usage", "prompt_tokens")
         cached = find_count(answer, "usage", "prompt_tokens_details", "cached_tokens")
         return Reply(key, [_parse_choice(choice, stops) for choice in choices], read, cached)
@@ -176,7 +176,7 @@ def parse_finish_reason(reason: object) -> Ended:
         return "length"
     if word in ("stop", "eos", "eos_token", "stop_sequence"):
         return "eos"
-    raise ConnectionAbortedError(f"a text ended for the reason {reason!r}")
+    raise ConnectionAbortedError(f"unknown finish_reason {reason!r}")
 
 
 # --- llama-server -------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ Dialect = Completions | LlamaServer
 def _parse_llama_text(said: Mapping[str, Any]) -> Continuation:
     ended = _ENDS.get(said["stop_type"])
     if ended is None:
-        raise ConnectionAbortedError(f"a text ended for the reason {said['stop_type']!r}")
+        raise ConnectionAbortedError(f"unknown stop_type {said['stop_type']!r}")
     ids, text = parse_ids(said["tokens"]), parse_text(said["content"])
     if not ids:
-        raise ValueError("it does not say which tokens it drew")
+        raise ValueError("the reply has no token ids")
     if ended == "stop":  # the server omits the stop string
         text += parse_text(said["stopping_word"])
     values = [each["logprob"] for each in said.get("completion_probabilities") or ()]
@@ -273,7 +273,7 @@ def _parse_llama_text(said: Mapping[str, Any]) -> Continuation:
 def parse_text(value: object) -> str:
     """Return a text field; raises TypeError or ValueError if it is not valid text."""
     if not isinstance(value, str):
-        raise TypeError(f"a text that is {type(value).__name__}")
+        raise TypeError(f"a text is {type(value).__name__}")
     value.encode()  # raises for lone surrogates, which no tokenizer accepts
     return value
 
@@ -282,7 +282,7 @@ def parse_ids(values: Iterable[object]) -> tuple[int, ...]:
     """Return token ids; raises TypeError if one is not an integer."""
     ids = tuple(value for value in values if type(value) is int)
     if len(ids) != len(tuple(values)):
-        raise TypeError("token ids that are no integers")
+        raise TypeError("token ids are not integers")
     return ids
 
 
@@ -290,7 +290,7 @@ def parse_logprobs(values: Iterable[Any]) -> tuple[float, ...]:
     """Return log-probabilities without nulls; raises ValueError if one is not a number."""
     values = [value for value in values if value is not None]
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise ValueError("log-probabilities that are no numbers")
+        raise ValueError("log-probabilities are not finite numbers")
     return tuple(map(float, values))
 
 

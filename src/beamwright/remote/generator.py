@@ -102,13 +102,13 @@ class RemoteGenerator:
             self.close()
             if isinstance(error, BeamwrightError):
                 raise
-            why, http = "what answers there does not speak OpenAI's protocol", self._http
+            why, http = "the server does not speak OpenAI's protocol", self._http
             if isinstance(error, RequestRefused | httpx.HTTPError):
                 why = http.describe_error(error)
             elif isinstance(error, TimeoutError):
-                why = "what answers there does not end"
+                why = "the server did not finish its reply in time"
             elif http.last:
-                why += f"; it says {http.printable_line(http.last)}"
+                why += f"; it replied {http.printable_line(http.last)}"
             raise InputError(f"{self._option}: {why}") from error
         self.most, self.token_ids = self.dialect.most, self.dialect.token_ids
 
@@ -122,12 +122,12 @@ class RemoteGenerator:
         spec = settings.model
         url, _, name = spec.removeprefix(ELSEWHERE).partition("#")
         if not _is_url(url):
-            raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
+            raise InputError(f"--model {spec}: must have the form openai:http://HOST:PORT/v1#NAME")
         folder = _tokenizer_of(settings, name.removesuffix(PLAIN_SUFFIX))
         codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
         key, login = _read_key(settings.model_key), getattr(spec, "login", "")
         if key and login:
-            raise InputError(f"--model {spec}: a login in its URL does not go with --model-key")
+            raise InputError(f"--model {spec}: the URL has a login; drop it or --model-key")
         found = cls(url.rstrip("/"), name, codec, key, login)
         known = found.context or read_json_object(folder / "config.json").get(
             "max_position_embeddings"
@@ -135,7 +135,9 @@ class RemoteGenerator:
         limits = [limit for limit in (known, settings.context) if isinstance(limit, int) and limit]
         if not limits:
             found.close()
-            raise InputError(f"--model {spec}: it does not say its context; give --context N")
+            raise InputError(
+                f"--model {spec}: the server reports no context length; pass --context N"
+            )
         found.context = min(limits)
         return found
 
@@ -223,7 +225,7 @@ class RemoteGenerator:
                 pause_s = _pause_s(tries, error)
             if tries >= most:
                 times = f" ({tries} tries)" if tries > 1 else ""
-                before = f"{single}; for a single text: " if single not in ("", why) else ""
+                before = f"{single}; with one text per request: " if single not in ("", why) else ""
                 said = self._http.describe_error(ValueError(before + why))
                 failure = kind(f"the generator at {self._url}: {said}{times}")
                 self._replies.put(Reply(key, tries=tries, error=failure))
@@ -244,13 +246,13 @@ class RemoteGenerator:
             ours = error.status not in (*_PASSING, *_OURS)
             return str(error), most, InputError if ours else UnavailableError
         if isinstance(error, TimeoutError):
-            return f"no whole reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
+            return f"no complete reply in {_reply_s(prompt):g} s", _MOST_HANGS, UnavailableError
         if isinstance(error, httpx.HTTPError | json.JSONDecodeError | ConnectionError):
             return said, MOST_TRIES, UnavailableError
         shown = ""
         with suppress(RecursionError):  # a reply may be nested too deeply to print
             shown = f" in {json.dumps(answer, ensure_ascii=False):.200}"
-        return f"no completion ({said}){shown * (answer is not None)}", 1, InputError
+        return f"invalid completion ({said}){shown * (answer is not None)}", 1, InputError
 
     async def _post(self, prompt: PromptRequest) -> Any:
         """Request a complete reply, without streaming."""
@@ -272,7 +274,7 @@ class RemoteGenerator:
                     text, ended = text[: min(stops)], "stop"
                     break
         if ended is None:  # the stream broke off, so the text is not a complete step
-            raise ConnectionAbortedError("the text broke off")
+            raise ConnectionAbortedError("the stream broke off")
         return Continuation(text, None, tuple(logprobs), ended)
 
     def _build_request(
@@ -313,12 +315,12 @@ class RemoteGenerator:
         if name not in models:
             names = self._http.printable_line(", ".join(sorted(models)[:12]))
             names = names or "none: load or pull one there"
-            raise InputError(f"{self._option}: say which model, as #NAME; it has {names}")
+            raise InputError(f"{self._option}: append #NAME of a model; the server has {names}")
         self.name = name
         self.context = find_count(models[name], "max_model_len") or 0
         if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN_SUFFIX):
-            whole = "each of its texts is the answer of a whole search"
-            raise InputError(f"{self._option}: {whole}; its model alone is #{name}{PLAIN_SUFFIX}")
+            whole = "this server runs a whole search for each text"
+            raise InputError(f"{self._option}: {whole}; use #{name}{PLAIN_SUFFIX} for the model")
         if models[name].get("owned_by") == LLAMA and await self._try_llama_api():
             return
         refusals, forms, without = list[str](), [*_FORMS], frozenset[str]()
@@ -382,8 +384,8 @@ class RemoteGenerator:
         here = self.codec.decode(token_ids) if known else None
         if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
             raise InputError(
-                f"{self._option}: its tokens are others than --tokenizer's: it wrote "
-                f"{self._http.printable_line(repr(text))}, and they are {here!r} here"
+                f"{self._option}: the server's tokens do not match --tokenizer: it wrote "
+                f"{self._http.printable_line(repr(text))}, which decodes to {here!r} here"
             )
 
     async def _sample_probe(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
@@ -414,8 +416,8 @@ def _tokenizer_of(settings: ModelSettings, name: str) -> Path:
         return tokenizer_folder(name, f"tokenizer {name}")
     except InputError as error:
         raise InputError(
-            f"--model {settings.model}: needs the model's tokenizer here: --tokenizer PATH, "
-            "hf:ORG/NAME or bundled"
+            f"--model {settings.model}: the model's tokenizer is needed here; "
+            "pass --tokenizer PATH or --tokenizer hf:ORG/NAME"
         ) from error
 
 
@@ -424,7 +426,7 @@ def _read_key(file: str | None) -> str | None:
         return None
     words = read_text(Path(file), "--model-key ").split()
     if len(words) != 1 or not words[0].isascii():
-        raise InputError(f"--model-key {file}: one key is expected in it")
+        raise InputError(f"--model-key {file}: the file must hold one ASCII key")
     return words[0]
 
 

@@ -102,10 +102,10 @@ class RemoteSteps(StepWriter):
         marks, thinking = self._marks, decoding.step.thinking
         unseen = marks is not None and not self.codec.special_ids.isdisjoint(marks.end)
         if unseen and not self.source.token_ids and thinking not in ("auto", "off"):
-            said = "a server that returns no token ids does not show where thoughts end"
+            said = "the server returns no token ids, so the end of a thought is not visible"
             raise InputError(f"--thinking {thinking}: {said}")
         if decoding.sampling.top_logprobs:
-            raise InputError("top_logprobs: a generator elsewhere does not say them")
+            raise InputError("top_logprobs: not available with a remote generator")
         self._decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
@@ -144,7 +144,7 @@ class RemoteSteps(StepWriter):
         if not self._running:
             return []
         number = next(iter(self._running)).round
-        self.progress.doing(f"round {number}: {len(self._running)} steps are written elsewhere")
+        self.progress.doing(f"round {number}: waiting for {len(self._running)} steps")
         events: list[Event] = []
         for reply in self.source.wait(_WAIT_S):
             counts, request = self.counts, reply.key
@@ -224,7 +224,9 @@ class RemoteSteps(StepWriter):
         """Convert a reply to events. Missing texts are requested again, one by one."""
         for node in request.live_nodes:
             del self._running[node]
-        error = reply.error or (None if reply.written else UnavailableError("nothing was written"))
+        error = reply.error or (
+            None if reply.written else UnavailableError("the server returned no text")
+        )
         if error is not None:
             return [StepFailed(node, error) for node in request.live_nodes]
         missing = [node for node in request.nodes[len(reply.written) :] if node is not None]
@@ -305,10 +307,10 @@ class RemoteSteps(StepWriter):
             most *= 2  # tokenised here, the text may have more tokens than on the server
         count = self.codec.count_tokens(written.text, most) if token_ids is None else len(token_ids)
         if max(count, len(written.logprobs)) > most:
-            said = f"the generator writes more than the {limit.tokens} tokens asked"
+            said = f"the generator wrote more than the {limit.tokens} tokens requested"
             return StepFailed(node, InputError(said))
         if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
-            said = "the generator draws tokens that are unknown here"
+            said = "the generator returned token ids that --tokenizer does not have"
             return StepFailed(node, UnavailableError(said))
         return None
 

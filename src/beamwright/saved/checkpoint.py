@@ -98,7 +98,7 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
             owner = str(saved[code]).partition("@")[0].removeprefix(PLUGIN_MODULE)
             raise InputError(
                 f"{place}: was saved with --{option} {name} of the plugin {owner}, "
-                "which is not loaded here (--plugin)"
+                "which is not loaded; pass it with --plugin"
             )
 
 
@@ -114,7 +114,7 @@ def check_no_objects(saved: Mapping[str, Any], place: object, instead: str = "")
     for option in _TABLES:
         named = str(saved.get(option))
         if named.startswith(OBJECT_PREFIX) and "@" in named:
-            owned = f"was saved with the {option} {named}, which only Python has"
+            owned = f"was saved with the {option} {named}, an object in Python"
             raise InputError(f"{place}: {owned}{instead}")
 
 
@@ -184,7 +184,7 @@ class CheckpointWriter:
         content, digest = _json_and_checksum(body)
         head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
         if file.exists() and not file.is_file():
-            said = "not a regular file; it could not be resumed from"
+            said = "must be a regular file, so that a search can be resumed from it"
             raise InputError(f"--checkpoint {file}: {said}")
         write_atomically(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
         self.saved = True
@@ -328,7 +328,7 @@ def _rebuild_checkpoint(saved: _SavedSearch) -> Checkpoint:
     # The newest node may be one round ahead, if parts of a round were not scored, or one round
     # behind, if no turn fitted the context.
     if abs(newest - saved.rounds) > 1:
-        raise ValueError(f"rounds is {saved.rounds}, which is not the last node's round")
+        raise ValueError(f"rounds is {saved.rounds}, but the last node's is {newest}")
     finished_s: dict[Node, float] = {}
     by_lineage: dict[tuple[int, ...], Node] = {(): tree.root}
     parents = {step.lineage[:-1] for step in saved.nodes}
@@ -391,7 +391,7 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
             value than the file.
     """
     saved = read_checkpoint(file)
-    instead = ": give it to Solver, and call resume there"
+    instead = "; pass the object to Solver and call resume"
     check_no_objects(saved.settings, f"--resume {file}", instead)
     check_plugins(saved.settings, file)
     here: dict[str, Any] = {}

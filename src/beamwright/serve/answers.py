@@ -130,7 +130,7 @@ def unsent_text(text: str, sent: str) -> str:
             step than the first time.
     """
     if not text.startswith(sent):
-        raise ApiError(422, "the search began again, and ended otherwise", code="search_failed")
+        raise ApiError(422, "the restarted search began with other text", code="search_failed")
     return text[len(sent) :]
 
 
@@ -181,7 +181,7 @@ def token_logprobs(
             left -= len(step.step_text.encode("utf-8", "replace"))
             continue
         if not pieces or len(step.logprobs) != len(step.token_ids):
-            said = "logprobs: this generator does not say which tokens it drew"
+            said = "logprobs: this generator does not return each token with its log-probability"
             raise ApiError(400, said, "logprobs", "unsupported")
         tops = step.top or ((),) * len(step.token_ids)
         for token, logprob, top in zip(step.token_ids, step.logprobs, tops, strict=True):

@@ -197,7 +197,7 @@ async def read_body(
                 if len(body) > limits.body_bytes:
                     break
     except ClientDisconnect:
-        raise ApiError(499, "the client has gone", code="cancelled") from None
+        raise ApiError(499, "the client disconnected", code="cancelled") from None
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
     return await asyncio.to_thread(lambda: read(read_json(bytes(body), limits)))
@@ -212,10 +212,10 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
         value = strict_json(body.decode("utf-8"), limits)
     except ValueError as error:
         said = message_of(error)
-        said = said if said.startswith(("has", "is")) else f"is no JSON: {said}"
+        said = said if said.startswith(("has", "is")) else f"cannot be read as JSON: {said}"
         raise ApiError(400, f"the body {said}") from error
     if not isinstance(value, dict):
-        raise ApiError(400, "the body is JSON, but not an object")
+        raise ApiError(400, "the body must be a JSON object")
     return value
 
 
@@ -235,7 +235,7 @@ def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
     # Check the nesting depth first: the parser recurses, and deep nesting would exceed its limit.
     brackets = bare.translate(None, _OTHERS)
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limits.depth:
-        raise ValueError(f"is nested more than {limits.depth} deep")
+        raise ValueError(f"is nested more than {limits.depth} levels deep")
     return json.loads(text, parse_constant=_refused, parse_float=_finite)
 
 
@@ -258,13 +258,13 @@ def read_arguments(given: Any = None) -> Any:
 
 
 def _refused(name: str) -> Any:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is too large a number")
+        raise ValueError(f"the number {text[:20]} is too large")
     return number
 
 
@@ -328,7 +328,7 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
 def _integral(value: Any) -> Any:
     # In JSON 1.0 counts as an integer, and true does not (in Python it is an int).
     if isinstance(value, bool):
-        raise ValueError("a boolean is no number")
+        raise ValueError("a boolean is not a number")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -421,15 +421,15 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         # If a field is a union, report the branch whose type fits and whose length is too large.
         first = next((fault for fault in errors if fault["type"] == "too_long"), errors[0])
         param, missing = _dotted(first["loc"]), first["type"] == "missing"
-        said = "is missing" if missing else first["msg"].removeprefix("Value error, ")
+        said = "the field is missing" if missing else first["msg"].removeprefix("Value error, ")
         code = "missing_required_parameter" if missing else "invalid_value"
         raise ApiError(400, f"{param}: {said}", param, code) from None
     for name, value in (fields.model_extra or {}).items():
         if value is not None and name not in NEUTRAL:
-            raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")
+            raise ApiError(400, f"{name}: unknown parameter", name, "unknown_parameter")
         idle = name == "logit_bias" and isinstance(value, dict) and not any(value.values())
         if not (idle or _is_neutral(value, NEUTRAL.get(name))):
-            said = f"{name}: not supported, and it would change the answer"
+            said = f"{name}: this parameter is not supported and would change the answer; remove it"
             raise ApiError(400, said, name, "unsupported")
     return fields
 

@@ -135,13 +135,15 @@ def conversation(
     for number, message in enumerate(messages):
         text, where = message.content, f"{param}[{number}].content"
         if text is None and (message.role != "assistant" or not message.has_more):
-            raise ApiError(400, f"{where}: is missing", where, "missing_required_parameter")
+            raise ApiError(
+                400, f"{where}: the field is missing", where, "missing_required_parameter"
+            )
         if not isinstance(text, str):
             texts = []
             for i, part in enumerate(text or ()):
                 where = f"{param}[{number}].content[{i}]"
                 if part.type not in ("text", "input_text", "output_text") or part.text is None:
-                    said = f"{where}: {part.type} is not supported"
+                    said = f"{where}: a part must be a text, not of type {part.type}"
                     raise ApiError(400, said, where, "unsupported")
                 texts.append(part.text)
             text = "\n".join(texts)
@@ -326,14 +328,14 @@ class ChatEndpoint(ChoicesEndpoint):
         """Turn the body into one search."""
         self.fields = fields = parsed(ChatFields, body)
         if fields.top_logprobs and not fields.logprobs:
-            raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
+            raise ApiError(400, "top_logprobs: needs logprobs: true", "top_logprobs")
         self.streamed = bool(fields.stream)
         self._tools = bool(fields.tools) and fields.tool_choice != "none"
         problem = conversation(fields.messages, "messages", fields.chat_template_kwargs)
         if self._tools:
             codec = self.queue.solver.codec
             if codec is None or not codec.takes_tools:
-                said = "this model's chat template shows none (tool_choice none drops them)"
+                said = "this model's chat template does not support tools; send tool_choice none"
                 raise ApiError(400, f"tools: {said}", "tools", "unsupported")
             tools = tuple(tool.model_dump() for tool in fields.tools or ())
             problem = replace(problem, tools=tools)
@@ -385,12 +387,12 @@ class CompletionsEndpoint(ChoicesEndpoint):
         self.fields = fields = parsed(CompletionFields, body)
         for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
             if fields.stream and getattr(fields, name):
-                raise ApiError(400, f"{name}: not in a stream", name, "unsupported")
+                raise ApiError(400, f"{name}: not supported with stream: true", name, "unsupported")
         self.streamed, prompt = bool(fields.stream), fields.prompt
         is_one = isinstance(prompt, str) or any(isinstance(token, int) for token in prompt)
         prompts: list[Any] = [prompt] if is_one else list(prompt)
         if not prompts:
-            raise ApiError(400, f"prompt: from 1 to {_MOST_PROMPTS} of them", "prompt")
+            raise ApiError(400, f"prompt: must be 1 to {_MOST_PROMPTS} prompts", "prompt")
         given = (text if isinstance(text, str) else tuple(text) for text in prompts)
         reader, limit = self.queue.reader, fields.max_tokens
         # A remote generator returns the log-probability of the sampled token only, so ask for no

@@ -107,7 +107,7 @@ class Endpoint(ABC):
         try:
             await asyncio.wait({gone, solving}, return_when=asyncio.FIRST_COMPLETED)
             if not solving.done():
-                raise ApiError(499, "the client has gone", code="cancelled")
+                raise ApiError(499, "the client disconnected", code="cancelled")
             solving.result()
         finally:
             self._cancel()

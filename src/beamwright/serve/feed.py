@@ -267,7 +267,7 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
     def kept(run_id: str, request: Request) -> SearchEvents:
         run = feed.run(run_id)
         if run is None or run.owner != owner_of(request):
-            raise HTTPException(404, "no such search, or an old one that is not kept any more")
+            raise HTTPException(404, "no such search; the server keeps only recent ones")
         return run
 
     @routes.get("/searches")
@@ -281,7 +281,7 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
     async def ask(request: Request) -> dict[str, Any]:
         """Begin a search, and return its id."""
         if queue is None:
-            raise HTTPException(405, "saved runs can only be looked at")
+            raise HTTPException(405, "saved runs are read-only")
         given = await read_body(request, queue.limits, partial(parsed, FeedProblem))
         job = await queue.begin_search(given.problem, given.options, owner_of(request))
         return {"id": job.id}

@@ -264,7 +264,7 @@ class RequestReader:
             ApiError: 404 for an unknown name.
         """
         if model not in self.models():
-            said = f"the model {model!r} does not exist here"
+            said = f"the model {model!r} does not exist; GET /v1/models lists the models"
             raise ApiError(404, said, "model", "model_not_found")
         method = model.removeprefix(self.name).removeprefix(":")
         if method == "plain" or effort in ("none", "minimal"):
@@ -339,7 +339,7 @@ class RequestReader:
         if isinstance(n, int) and isinstance(width, int) and 0 < n < choices and width > 0:
             n = options["n"] = -(-choices // width) * width
         if isinstance(n, int) and n > self.limits.n:
-            raise ApiError(400, f"search.n: {n} candidates; at most {self.limits.n} here", "n")
+            raise ApiError(400, f"search.n: {n} exceeds the server's limit {self.limits.n}", "n")
 
 
 def text_of(problem: Problem) -> str:
@@ -356,13 +356,13 @@ def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
             continue
         known, param = _NAMES.get(name, name), f"search.{name}"
         if known in _NOT_OURS or known not in option_owners():
-            raise ApiError(400, f"{param}: no such option here", param)
+            raise ApiError(400, f"{param}: requests have no such option", param)
         if known == "search" and not isinstance(value, str | None):
-            raise ApiError(400, f"{param}: is a name", param)
+            raise ApiError(400, f"{param}: must be a strategy's name", param)
         whole = known in _WHOLE and isinstance(value, float) and value.is_integer()
         options[known] = int(value) if whole else value  # in JSON 8.0 counts as an integer
         if known in _WHOLE and type(options[known]) not in (int, type(None)):
-            raise ApiError(400, f"{param}: is a whole number", param)
+            raise ApiError(400, f"{param}: must be a whole number", param)
     return options
 
 
@@ -370,16 +370,20 @@ def _seconds(deadline: Any) -> float:
     try:
         seconds = None if deadline is None else parse_duration(deadline)
     except (InputError, ValueError, TypeError):
-        raise ApiError(400, "search.deadline: seconds, or 30s, 2m, 1h", "search.deadline") from None
+        raise ApiError(
+            400,
+            "search.deadline: must be a number of seconds, or a text such as 30s, 2m or 1h",
+            "search.deadline",
+        ) from None
     return float("inf") if seconds is None else seconds
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = tuple([stop] if isinstance(stop, str) else stop or ())
     if len(stops) > MOST_STOPS or any(not 1 <= len(text) <= 256 for text in stops):
-        raise ApiError(400, f"stop: at most {MOST_STOPS} strings of 1 to 256 characters", "stop")
+        raise ApiError(400, f"stop: at most {MOST_STOPS} texts of 1 to 256 characters", "stop")
     if any("\ud800" <= char <= "\udfff" for text in stops for char in text):
-        raise ApiError(400, "stop: half of a character ends nothing", "stop")
+        raise ApiError(400, "stop: a text contains a lone surrogate", "stop")
     return stops
 
 
@@ -414,11 +418,11 @@ def thinking_of(
     if given:
         name, tokens = next(iter(given.items()))
         if context is None:
-            raise ApiError(400, f"{name}: this model marks no thoughts", name, "unsupported")
+            raise ApiError(400, f"{name}: this model does not mark thoughts", name, "unsupported")
         if len(set(given.values())) > 1:
-            raise ApiError(400, f"{' and '.join(given)}: they differ", name)
+            raise ApiError(400, f"{' and '.join(given)} differ; send one of them", name)
         if off and tokens:
-            raise ApiError(400, f"{name}: {tokens} tokens, but {off}", name)
+            raise ApiError(400, f"{name} is {tokens}, but {off}; remove one of them", name)
         return "on" if tokens < 0 else tokens or "off"
     if context is None:
         return None
@@ -432,7 +436,7 @@ def thinking_of(
 def _switched_off(fields: Fields) -> str | None:
     """Return the reason, as text, why a request switches thinking off; None if it does not."""
     if fields.effort == "none":
-        return "the effort is none"
+        return "the reasoning effort is none"
     if (fields.chat_template_kwargs or {}).get("enable_thinking") is False:
         return "enable_thinking is false"
     if fields.reasoning is not None and fields.reasoning.enabled is False:

@@ -46,18 +46,18 @@ class Metrics(Collector, Listener):
         self._queue = queue
         self.registry.register(self)
         named: dict[str, Any] = {"registry": self.registry, "namespace": "beamwright"}
-        self._requests = Counter("requests", "Searches that ended.", ["outcome"], **named)
-        self._scores = Counter("scores", "Requests for scores that ended.", ["outcome"], **named)
+        self._requests = Counter("requests", "Ended searches by outcome.", ["outcome"], **named)
+        self._scores = Counter("scores", "Ended score requests by outcome.", ["outcome"], **named)
         kinds = (
-            "Tokens: prompt, generated; of these kept, overrun, speculated, speculated and kept; "
-            "drafted, of these accepted; of thoughts; and those that the verifier read."
+            "Tokens. Parts of generated: kept, overrun, thought, speculated, speculated_kept. "
+            "Part of drafted: draft_accepted. verifier: tokens that the verifier read or wrote."
         )
         self._tokens = Counter("tokens", kinds, ["kind"], **named)
         seconds, rates = {**named, "buckets": _SECONDS}, {**named, "buckets": _RATES}
-        said = "From a request to final text."
+        said = "Seconds from a request to its first final text."
         self._first_text = Histogram("time_to_first_text_seconds", said, **seconds)
-        self._search = Histogram("search_seconds", "From a request to its answer.", **seconds)
-        said = "FlashTTS's goodput of a search."
+        self._search = Histogram("search_seconds", "Seconds from a request to its end.", **seconds)
+        said = "Goodput of a search, as FlashTTS defines it."
         self._goodput = Histogram("goodput_tokens_per_second", said, **rates)
 
     # --- a listener of the queue -------------------------------------------------------------
@@ -115,14 +115,20 @@ class Metrics(Collector, Listener):
         states, engine = self._states(), self._queue.solver
         requests = {(state,): states[state] for state in ("running", "waiting")}
         families = _of_usage(engine.usage())
-        families.append((GAUGE, "requests_now", "Searches that run or wait.", "state", requests))
+        families.append((GAUGE, "requests_now", "Searches by state.", "state", requests))
         if engine.roster is not None:
             replicas = engine.roster.replicas()
             loads = {(replica.name,): replica.candidates for replica in replicas}
-            said = "Of the searches that it has: what routing goes by."
+            said = "Candidates of the searches on each replica. Routing uses this load."
             families += [
-                (COUNTER, "replica_deaths", "Since it began.", "", {(): engine.roster.deaths}),
-                (GAUGE, "replicas", "That are there.", "", {(): len(replicas)}),
+                (
+                    COUNTER,
+                    "replica_deaths",
+                    "Dead replicas since start.",
+                    "",
+                    {(): engine.roster.deaths},
+                ),
+                (GAUGE, "replicas", "Replicas in service.", "", {(): len(replicas)}),
                 (GAUGE, "replica_candidates", said, "replica", loads),
             ]
         for kind, name, said, labels, samples in families:
@@ -153,18 +159,18 @@ def _of_usage(used: Usage) -> list[Family]:
             cached[model, "prefilled"] = counted.prefilled_tokens
             cached[model, "loaded"] = counted.loaded_tokens
             cached[model, "recomputed"] = counted.dropped_tokens
-    cache = "Tokens of KV needed; of these prefilled, loaded, recomputed: others were hit."
-    rows = "Tokens of the running batch: written; of rows computed."
+    cache = "KV tokens needed, and of these prefilled, loaded and recomputed. The rest were hits."
+    rows = "Tokens that rows wrote, and tokens computed for all slots of the batch."
     written = {
         ("written",): engine.row_tokens,
         ("computed",): engine.slot_tokens,
     }
     return [
-        (GAUGE, "kv_bytes", "KV by tier.", "model tier", held),
-        (GAUGE, "kv_budget_bytes", "Most KV that there may be.", "model tier", budgets),
+        (GAUGE, "kv_bytes", "Bytes of KV by tier.", "model tier", held),
+        (GAUGE, "kv_budget_bytes", "Budget for KV in bytes.", "model tier", budgets),
         (COUNTER, "cache_tokens", cache, "model kind", cached),
-        (COUNTER, "stall_seconds", "Waiting for transfers of KV.", "model", waits),
-        (COUNTER, "link_bytes", "KV that crossed the link.", "direction", _link_bytes(used)),
+        (COUNTER, "stall_seconds", "Seconds of waiting for KV transfers.", "model", waits),
+        (COUNTER, "link_bytes", "KV bytes over the link.", "direction", _link_bytes(used)),
         (COUNTER, "row_tokens", rows, "kind", written),
     ]
 

@@ -154,12 +154,17 @@ class RequestQueue:
             raise _ending()
         here, theirs = self._num_here(), self._num_here(owner)
         if here >= self.limits.requests:
-            full = f"{here} searches"
+            full = f"this server has {here}"
         elif owner is not None and theirs >= self.limits.requests_per_key:
-            full = f"{theirs} of this key"
+            full = f"this API key has {theirs}"
         else:
             return
-        raise ApiError(429, f"running or waiting: {full}", code="queue_full", retry_after_s=5)
+        raise ApiError(
+            429,
+            f"the queue is full: {full} running or waiting searches; retry later",
+            code="queue_full",
+            retry_after_s=5,
+        )
 
     def _num_here(self, owner: str | None = None) -> int:
         """Count the searches of one owner, or of all, that run, wait or are being submitted."""
@@ -190,7 +195,7 @@ class RequestQueue:
             try:
                 getattr(listener, what)(*of)
             except Exception:
-                log.exception("%s of %s", what, type(listener).__name__)
+                log.exception("listener %s failed at %s", type(listener).__name__, what)
 
 
 def _ending() -> ApiError:

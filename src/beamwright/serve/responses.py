@@ -21,9 +21,9 @@ from beamwright.serve.endpoint import Endpoint, event
 from beamwright.serve.job import SearchJob, text_of
 
 _MISSING = {
-    "item_reference": ": nothing is stored here, so send the item (clients do with store: false)",
+    "item_reference": ": the server stores no items, so send the item itself (store: false)",
     **dict.fromkeys(
-        ("function_call", "function_call_output"), ": tools are of /v1/chat/completions"
+        ("function_call", "function_call_output"), ": use /v1/chat/completions for tools"
     ),
 }
 
@@ -47,7 +47,12 @@ def _as_messages(given: Any) -> Any:
             continue
         if kind != "message":
             where, why = f"input[{number}]", _MISSING.get(str(kind), "")
-            raise ApiError(400, f"{where}: no {kind!s:.40} is taken{why}", where, "unsupported")
+            raise ApiError(
+                400,
+                f"{where}: items of type {kind!s:.40} are not supported{why}",
+                where,
+                "unsupported",
+            )
         is_reply = isinstance(item, dict) and item.get("role") == "assistant"
         messages.append({**item, "reasoning": thought} if is_reply and thought else item)
         thought = ""
@@ -76,7 +81,7 @@ class ResponsesEndpoint(Endpoint):
         """Turn the body into one search."""
         fields = self.fields = parsed(ResponseFields, body)
         if fields.n not in (None, 1):
-            raise ApiError(400, "n: one response only", "n")
+            raise ApiError(400, "n: must be 1", "n")
         self.streamed, self._place = bool(fields.stream), dict[str, Any]()
         problem = conversation(fields.input, "input", fields.chat_template_kwargs)
         if fields.instructions:
@@ -242,11 +247,11 @@ class ScoreEndpoint(Endpoint):
             case None, list() as messages:
                 asked = conversation(messages, "messages")
             case _:
-                raise ApiError(400, "problem: give either it or messages", "problem")
+                raise ApiError(400, "problem: send either problem or messages", "problem")
         paths: list[list[str]] = [p for p in fields.steps if isinstance(p, list)]
         paths = paths or [[step for step in fields.steps if isinstance(step, str)]]
         if len(paths) > limits.n:
-            raise ApiError(400, f"steps: {len(paths)} paths; at most {limits.n} here", "steps")
+            raise ApiError(400, f"steps: {len(paths)} paths exceed the limit {limits.n}", "steps")
         about = {"problem": text_of(asked), "model": model, "method": "score", "n": len(paths)}
         options: dict[str, Any] = fields.model_dump(include={"aggregate", "delimiter"})
         param = "problem" if fields.messages is None else "messages"

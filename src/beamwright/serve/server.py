@@ -117,7 +117,7 @@ class Guard:
             before, large = large, max(0, size - _SMALL_BYTES)
             self._bodies_bytes += large - before
             if self._bodies_bytes > self._limits.bodies_bytes:
-                raise ApiError(503, "too many large bodies at a time", retry_after_s=5)
+                raise ApiError(503, "too many large bodies at a time; retry later", retry_after_s=5)
             return message
 
         try:
@@ -139,22 +139,22 @@ class Guard:
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
         """Return the owner of a permitted request. Raises ApiError for a request that is not."""
         if _has_two_lengths(headers):
-            raise ApiError(400, "content-length beside transfer-encoding")
+            raise ApiError(400, "content-length and transfer-encoding exclude each other")
         host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
         is_v6 = host.startswith("[")  # drop the port: `[::1]:8000` gives `::1`
         host = host[1:].partition("]")[0] if is_v6 else host.partition(":")[0]
         if host not in self._hosts and not _is_address(host):
-            raise ApiError(421, f"this server is not {host[:100]!r} (--allow-host)")
+            raise ApiError(421, f"the host {host[:100]!r} is not allowed (--allow-host)")
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host"):
-            raise ApiError(403, "requests of other origins are refused")
+            raise ApiError(403, "requests from other origins are refused")
         owner, path = self.owner(headers.get("authorization", "")), scope["path"]
         is_open = path in _OPEN or path.startswith("/page/")
         if self._keys and owner is None and not is_open:
-            raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
+            raise ApiError(401, "a valid API key is required", code="invalid_api_key")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                raise ApiError(415, "the content type has to be application/json")
+                raise ApiError(415, "the content type must be application/json")
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length) > self._limits.body_bytes:
                 raise self._limits.too_large

@@ -176,7 +176,7 @@ class HostStore(HostedStore):
         layout = self.pool.layout
         num_bytes = num_more * 2 * layout.head_dim * layout.dtype.itemsize
         if num_bytes > 0:
-            self.device_budget.charge(num_bytes, "what --sparse selects")
+            self.device_budget.charge(num_bytes, "the selection of --sparse")
         else:
             self.device_budget.release(-num_bytes)
 

@@ -31,19 +31,19 @@ def sparse_method(settings: Settings, method: KVMethod) -> KVMethod:
     """
     rule, on_host = sparse_rule(settings.sparse), settings.sparse.sparse_home == "host"
     if rule is None and on_host:
-        raise InputError("--sparse-home host: needs --sparse, and --select less than all")
+        raise InputError("--sparse-home host needs --sparse with a --select below all")
     if settings.sparse.sparse in ("off", "auto"):
         return method
     schedule = settings.schedule.schedule
     if rule is None:
         return replace(method, option="--sparse")
     if method.home_option is not None:
-        raise InputError(f"--sparse {rule.method}: not with {method.home_option}")
+        raise InputError(f"--sparse {rule.method} cannot be combined with {method.home_option}")
     method = replace(method, option="--sparse", attend=partial(_attend, rule, on_host))
     if not on_host:
         return method
     if schedule not in ("auto", "in-gpu"):
-        raise InputError(f"--schedule {schedule}: not with --sparse-home host")
+        raise InputError(f"--schedule {schedule} cannot be combined with --sparse-home host")
     return replace(
         method,
         home_option="--sparse-home host",
@@ -63,16 +63,16 @@ def _attend(
     """
     named, model = f"--sparse {rule.method}", settings.model
     if rule.how.query == "ahead" and decoder.shape.built is not None:
-        raise InputError(f"{named}: foresees queries, which --decoder transformers cannot")
+        raise InputError(f"{named} needs Beamwright's own decoder, not --decoder transformers")
     if settings.schedule.evict == "recompute":
         raise InputError(
-            f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
+            f"{named} cannot be combined with --evict recompute, which attends to whole paths"
         )
     if model.attention not in ("auto", "tree"):
-        why = f"needs --attention tree in plain torch, not {model.attention}"
-        raise InputError(f"{named}: {why}")
+        why = f"needs --attention tree, not {model.attention}"
+        raise InputError(f"{named} {why}")
     if model.deterministic and decoder.device.type == "cuda":
-        raise InputError(f"{named}: not with --deterministic on a GPU, whose products it has not")
+        raise InputError(f"{named} cannot be combined with --deterministic on a GPU")
     return SparseAttention(backend, rule, threaded=on_host)
 
 
@@ -83,7 +83,7 @@ def _most_rows(rule: SparseRule, shape: Any, token_bytes: int, kv_bytes: int) ->
     rows = kv_bytes // row_bytes
     if rows < 1:
         raise InputError(
-            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and "
-            f"{format_bytes(kv_bytes)} are there for it: raise --kv-memory, or lower --select"
+            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, but the KV budget "
+            f"is {format_bytes(kv_bytes)}; raise --kv-memory or lower --select"
         )
     return rows

@@ -93,15 +93,15 @@ def method_of(text: str) -> Method:
         key, _, value = each.partition("=")
         if key not in _OPTIONS or not re.fullmatch(_OPTIONS[key], value):
             known = "pack=LAYERS, share=LAYERS, each=kv|query, window=step|path"
-            raise InputError(f"--sparse {text}: {each!r} is none of {known}")
+            raise InputError(f"--sparse {text}: {each!r} is not one of {known}")
         given[key] = int(value) if value.isdigit() else value
     method = replace(METHODS[name], **given)
     if method.query != "predicted":
         for key in ("pack", "window"):
             if key in given:
-                raise InputError(f"--sparse {text}: {key} goes with a query that is predicted")
+                raise InputError(f"--sparse {text}: {key} needs a predicted query")
     elif method.pack % method.share and method.pack > 1:
-        raise InputError(f"--sparse {text}: a pack is of whole shares")
+        raise InputError(f"--sparse {text}: pack must be a multiple of share")
     return replace(method, pack=max(method.pack, method.share))
 
 

@@ -104,7 +104,7 @@ class SparseDecode(DecodeView):
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         if sinks is not None:
-            raise InputError("--sparse knows no sinks")
+            raise InputError("--sparse does not support attention sinks")
         token, full = self._begin_token(), layer < self._rule.full_layers
         selects, pack = bool(token.classes) and not full, self._packs[layer]
         if selects and layer == pack[0]:  # after `take`, the rank no longer reads this pack's tails

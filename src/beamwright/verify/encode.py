@@ -55,8 +55,8 @@ class PathEncoder:
         if spec.template.layout != "text":
             shown = self._turns(PLACE, [PLACE], None)
             if shown.count(PLACE) < 2 or (spec.template.marker or "") not in shown:
-                said = "its checkpoint's chat template leaves out what is said"
-                raise InputError(f"verifier format {spec.name}: {said}; give it a template in text")
+                said = "the checkpoint's chat template omits the problem, a step or the marker"
+                raise InputError(f"verifier format {spec.name}: {said}; use layout: text")
         bos = codec.bos_id if spec.template.bos else None
         self._first: list[int] = [] if bos is None else [bos]
 

@@ -105,7 +105,7 @@ def family(name: str) -> VerifierFamily:
     """
     rows = families()
     if name not in rows:
-        raise InputError(f"verifier family {name!r} is not known; there are {', '.join(rows)}")
+        raise InputError(f"verifier family {name!r} is unknown; known: {', '.join(rows)}")
     return rows[name]
 
 
@@ -122,7 +122,7 @@ def load_spec(folder: Path) -> AnySpec:
         if "family" in written:
             name = written.pop("family")
             if not isinstance(name, str):
-                raise InputError(f"verifier {file}: family: a name is expected")
+                raise InputError(f"verifier {file}: family must be a name")
             base = {**family(name).written, "name": f"{name}, changed"}
             for key, value in written.items():  # merge mappings key by key; replace other values
                 both = isinstance(base.get(key), dict) and isinstance(value, dict)
@@ -135,7 +135,7 @@ def load_spec(folder: Path) -> AnySpec:
         return matches[0]
     several = " and ".join(spec.name for spec in matches)
     raise InputError(
-        f"verifier {folder}: no {SPEC_FILE} says how its scores are read, and it is recognised as "
-        f"{several or 'no known family'}; name one: --verifier family:NAME:{folder} "
+        f"verifier {folder}: the folder has no {SPEC_FILE} and is recognised as "
+        f"{several or 'no known family'}; name its family with --verifier family:NAME:{folder} "
         f"(NAME: {', '.join(rows)})"
     )

@@ -203,7 +203,7 @@ def resolve_verifier(
             from beamwright.verify.probe import ProbeVerifier  # noqa: PLC0415 (imports torch)
 
             if generator is None:
-                raise InputError(f"--verifier {name}: needs --model, whose states it reads")
+                raise InputError(f"--verifier {name}: needs --model, whose hidden states it reads")
             alone = ProbeVerifier(head, generator, settings.model)
         return VerifierSource(None, None, alone or scorer(kind, rest if colon else None))
     from beamwright.models.load import load_model  # noqa: PLC0415 (imports torch)
@@ -223,11 +223,13 @@ def _head_of(settings: ModelSettings) -> Path | None:
     if kind != PROBE:
         return None
     if not head:
-        raise InputError(f"--verifier {PROBE}: write {PROBE}:HEAD, a file of `probe train`")
+        raise InputError(
+            f"--verifier {PROBE}: write {PROBE}:HEAD, a file of `beamwright probe train`"
+        )
     if settings.runs_elsewhere:
         raise InputError(
-            f"--verifier {PROBE}:{head}: reads the generator's hidden states, which --model "
-            f"{settings.model} does not give"
+            f"--verifier {PROBE}:{head}: needs the generator's hidden states, which a server "
+            f"(--model {settings.model}) does not return"
         )
     return Path(head)
 
@@ -267,9 +269,7 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
 
     spec, folder = find_format(settings)
     if folder is None or not isinstance(spec, VerifierSpec):
-        raise InputError(
-            f"--show: --verifier {settings.scorer} is no reward model, which is read at tokens"
-        )
+        raise InputError(f"--show needs a reward model; --verifier {settings.scorer} is not one")
     root = SearchTree(0, (0,), PROBLEM).root
     nodes = make_given_path(root, 0, [*(f"{step}\n\n" for step in STEPS[:-1]), STEPS[-1]])
     source = resolve_verifier(settings)

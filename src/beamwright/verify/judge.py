@@ -69,7 +69,7 @@ class JudgeVerifier:
                 f"--verifier {name}: a judge needs a chat template; its tokenizer has none"
             )
         if PLACE not in self._prompt("", [PLACE], []):
-            raise InputError(f"--verifier {name}: its chat template leaves the user's turn out")
+            raise InputError(f"--verifier {name}: its chat template omits the user's turn")
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
         _, place, after = self._render(turns).rpartition(PLACE)
         first = codec.encode(after.lstrip())[:1] if place else []

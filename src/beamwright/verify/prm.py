@@ -206,7 +206,8 @@ class PrmVerifier:
             return None
         if max(token_ids) >= shape.vocab:
             raise InputError(
-                f"verifier {self.name}: its tokenizer has tokens that it does not know"
+                f"verifier {self.name}: its tokenizer gives token {max(token_ids)}, but its model "
+                f"has a vocabulary of {shape.vocab}"
             )
         shared = common_prefix(parent.token_ids, token_ids)
         shared = min(shared, len(token_ids) - 1, *encoded.read_at)
@@ -358,11 +359,11 @@ def token_id(token: str | int | None, model: LoadedModel) -> int:
     vocab, where = model.decoder.shape.vocab, f"verifier {model.folder}"
     if type(token) is int:
         if not 0 <= token < vocab:
-            raise InputError(f"{where}: there is no token {token}, of {vocab}")
+            raise InputError(f"{where}: token {token} does not exist; the model has {vocab}")
         return token
     ids = model.codec.encode(str(token or "")) if model.codec else []
     if len(ids) != 1 or ids[0] >= vocab:
-        raise InputError(f"{where}: {token!r} is {len(ids)} tokens, not one")
+        raise InputError(f"{where}: {token!r} must be one token, not {ids}")
     return ids[0]
 
 
@@ -377,7 +378,7 @@ def _read_head_tensors(head: Head, folder: Path, where: str) -> dict[str, torch.
             return dict(load_file(file))
         stored = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(stored, dict):
-            raise ValueError(f"a {type(stored).__name__}, not tensors by name")
+            raise ValueError(f"a {type(stored).__name__}, not named tensors")
     except _BROKEN as error:
         line = " ".join(str(error).split())
         raise InputError(f"{where}: cannot be read ({line})") from error
@@ -408,11 +409,11 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
         weight, bias = layer.weight, layer.bias
         if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
             raise InputError(
-                f"{where}: {name}.weight is {list(weight.shape)}, [outputs, {width}] is expected"
+                f"{where}: {name}.weight is {list(weight.shape)}, but must be [outputs, {width}]"
             )
         width = weight.shape[0]
         if bias is not None and list(bias.shape) != [width]:
-            raise InputError(f"{where}: {name}.bias is {list(bias.shape)}, [{width}] is expected")
+            raise InputError(f"{where}: {name}.bias is {list(bias.shape)}, but must be [{width}]")
     needed = 2 if spec.activation == "softmax" else 1
     if width != needed:
         given = f"{names[-1]}.weight gives {width} values"

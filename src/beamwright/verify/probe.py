@@ -92,8 +92,8 @@ def read_head(file: Path) -> ProbeHead:
         with safe_open(file, "pt") as stored:
             facts = stored.metadata() or {}
             if facts.get("format") != FORMAT:
-                found = facts.get("format", "no head of `beamwright probe train`")
-                raise InputError(f"{where}: {found}; this program reads {FORMAT}")
+                found = facts.get("format", "unknown")
+                raise InputError(f"{where}: the format is {found}, but must be {FORMAT}")
             tensors = [stored.get_tensor(name) for name in _NAMES]
             head = ProbeHead(
                 tensors, facts["generator"], facts["model"], json.loads(facts["report"])
@@ -103,7 +103,7 @@ def read_head(file: Path) -> ProbeHead:
     shapes = [list(tensor.shape) for tensor in tensors]
     width = len(tensors[1])
     if shapes != [[width, shapes[0][-1]], [width], [1, width], [1]]:
-        raise InputError(f"{where}: is damaged (its layers are {shapes})")
+        raise InputError(f"{where}: the file is damaged (its layers are {shapes})")
     for name, tensor in zip(_NAMES, tensors, strict=True):
         check_finite(tensor, tensor, f"{where}: {name}")
     return head
@@ -136,8 +136,8 @@ class ProbeVerifier:
         width = 2 * decoder.shape.hidden + 1
         if (digest and digest["sha256"]) != head.generator or head.tensors[0].shape[1] != width:
             raise InputError(
-                f"--verifier {self.name}: reads hidden states of the generator {head.model}; "
-                f"the files of --model {named} are others"
+                f"--verifier {self.name}: trained for the generator {head.model}, but "
+                f"--model {named} has other files"
             )
         self.digest, self._decoder = digest_later(file), decoder
         dtype = torch.promote_types(decoder.dtype, torch.float32)

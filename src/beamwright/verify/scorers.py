@@ -152,12 +152,12 @@ def scorer(name: str, option: str | None) -> Verifier:
     """
     if name in _PLAIN:
         if option is not None:
-            raise InputError(f"--verifier: {option!r} follows a scorer that takes no option")
+            raise InputError(f"--verifier {name}: takes no option, but got {option!r}")
         return _PLAIN[name]()
     if option is None:
         return deepconf(measure=_MEASURES[name])
     if not option.isdecimal() or int(option) < 1:
-        raise InputError(f"--verifier {name}:{option}: the window is a positive number of tokens")
+        raise InputError(f"--verifier {name}:{option}: the window must be a positive number")
     return deepconf(int(option), _MEASURES[name])
 
 
@@ -199,7 +199,7 @@ class CallableVerifier(StepScorer):
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             kind = type(value).__name__
-            raise InputError(f"{where}: it returned {kind}, not a number of a float") from error
+            raise InputError(f"{where}: it returned {kind}, not a finite float") from error
         if not math.isfinite(number):
             raise InputError(f"{where}: it returned {number}, not a finite number")
         return number
@@ -249,5 +249,5 @@ def _traits(function: Any) -> Traits:
     traits = traits_of(function)
     if traits.sees not in get_args(Sees):
         parts = ", ".join(get_args(Sees))
-        raise InputError(f"verifier: sees is one of {parts}, not {traits.sees!r:.40}")
+        raise InputError(f"verifier: sees must be one of {parts}, not {traits.sees!r:.40}")
     return traits

@@ -75,8 +75,8 @@ def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> N
     for word in _PLACEHOLDER.findall(text or ""):
         if word not in known:
             which = " or ".join(f"{{{each}}}" for each in known)
-            there = f"; {which} is one" if known else "; there are none here"
-            raise ValueError(f"{name}: {{{word}}} is no placeholder{there}")
+            there = f"; use {which}" if known else "; this text has none"
+            raise ValueError(f"{name}: unknown placeholder {{{word}}}{there}")
     if text and "problem" in known and "{problem}" not in text:
         raise ValueError(f"{name}: without {{problem}} the verifier would never see the problem")
 
@@ -103,16 +103,16 @@ class Template(Section):
     @model_validator(mode="after")
     def _fits_the_layout(self) -> Template:
         if self.layout != "text" and (self.prefix or self.step_suffix or self.split):
-            raise ValueError("prefix, step_suffix and split go with layout: text only")
+            raise ValueError("prefix, step_suffix and split need layout: text")
         if self.prefix is not None and self.system is not None:
-            raise ValueError("a system message goes with the chat template, not with a prefix")
+            raise ValueError("system needs the chat template; drop it or prefix")
         check_placeholders("prefix", self.prefix, ("problem",))
         for name in ("step_suffix", "marker", "system"):
             check_placeholders(name, getattr(self, name), ())
         if self.layout == "dialogue" and not self.marker:
-            raise ValueError("layout: dialogue needs a marker, the assistant's answer")
+            raise ValueError("layout: dialogue needs a marker as the assistant's answer")
         if self.split is not None and not self.step_suffix:
-            raise ValueError("split needs a step_suffix, which stands for what was cut")
+            raise ValueError("split needs a step_suffix, which replaces the text that was cut")
         return self
 
 
@@ -147,7 +147,7 @@ class Head(Section):
     @model_validator(mode="after")
     def _complete(self) -> Head:
         if self.file is not None and not _is_inside(self.file):
-            raise ValueError(f"file {self.file!r} lies outside the verifier's folder")
+            raise ValueError(f"file {self.file!r} is outside the verifier's folder")
         if self.kind == "logit_pair" and (self.good is None or self.bad is None):
             raise ValueError("a logit_pair head needs 'good' and 'bad'")
         if self.kind in STACKS and self.file is None and not self.layers:
@@ -203,9 +203,9 @@ class VerifierSpec(Section):
             raise ValueError("split needs read: marker or before_marker")
         two_classes = ("logit_pair", "two_layer")
         if self.activation == "softmax" and self.head.kind not in (*two_classes, "linear"):
-            raise ValueError("softmax goes with logit_pair, two_layer and linear heads only")
+            raise ValueError("softmax needs a logit_pair, two_layer or linear head")
         if self.activation != "softmax" and self.head.kind in two_classes:
-            raise ValueError(f"a {self.head.kind} head goes with softmax only")
+            raise ValueError(f"a {self.head.kind} head needs softmax")
         return self
 
 
@@ -227,7 +227,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     """
     written = read_yaml(file, "verifier")
     if not isinstance(written, dict):
-        raise InputError(f"verifier {file}: spec: a mapping is expected")
+        raise InputError(f"verifier {file}: the file must contain a mapping")
     return written
 
 
@@ -293,7 +293,7 @@ class JudgeSpec(Section):
     @classmethod
     def _names_both(cls, prompt: str) -> str:
         if re.findall(r"\{(?:problem|steps)\}", prompt) != ["{problem}", "{steps}"]:
-            raise ValueError("it holds {problem} and then {steps}, once each")
+            raise ValueError("must contain {problem} and then {steps}, once each")
         check_placeholders("prompt", prompt, ("problem", "steps"))
         return prompt
 
@@ -301,7 +301,7 @@ class JudgeSpec(Section):
     @classmethod
     def _names_the_step(cls, step: str) -> str:
         if step.count("{step}") != 1:
-            raise ValueError("it holds {step} once")
+            raise ValueError("must contain {step} once")
         check_placeholders("step", step, ("step", "number"))
         return step
 
@@ -313,7 +313,7 @@ class JudgeSpec(Section):
         except re.error as error:
             raise ValueError(f"not a regular expression ({error})") from error
         if field.field_name == "pattern" and groups != 1:
-            raise ValueError(f"it has {groups} groups, and the score is one")
+            raise ValueError(f"must have one group for the score, not {groups}")
         return pattern
 
     @model_validator(mode="after")
@@ -326,9 +326,9 @@ class JudgeSpec(Section):
         if self.suffix is not None and (self.good is None or self.bad is None):
             raise ValueError("a suffix needs 'good' and 'bad', the tokens that may follow it")
         if self.turns == "each_step" and self.suffix is None:
-            raise ValueError("turns: each_step needs a suffix, which ends the judge's turns")
+            raise ValueError("turns: each_step needs a suffix that ends the judge's turns")
         if self.samples > 1 and not self.sampling.temperature:
-            raise ValueError("samples: at temperature 0 all would be the same")
+            raise ValueError("samples: at temperature 0 all samples are equal; use 1")
         return self
 
     def read_score(self, critique: str) -> float | None:

@@ -234,8 +234,8 @@ def test_a_file_is_known_by_its_content_and_a_folder_by_its_one_file(write, tmp_
     (path.parent / "other.gguf").write_bytes(path.read_bytes())
     (tmp_path / "page.gguf").write_text("<html>")
     for place, line in {
-        path.parent: "which of its GGUF files",
-        tmp_path / "page.gguf": "no GGUF file",
+        path.parent: "name one GGUF file",
+        tmp_path / "page.gguf": "not a GGUF file",
         tmp_path / "nope.gguf": "no such file",
     }.items():
         with pytest.raises(InputError, match=line):
@@ -271,7 +271,7 @@ def test_a_model_in_several_files_is_read_from_all_of_them(write, first):
     assert resolve_folder(str(files[1]), "generator") == files[0]
     assert differs(files[0], model) < 2e-5
     alone = files[0].rename(path.with_name("renamed.gguf"))
-    with pytest.raises(UnsupportedModelError, match="one of 2 files, not named -00001-of-00002"):
+    with pytest.raises(UnsupportedModelError, match="must be named NAME-00001-of-00002"):
         read_shape(alone, None)
     with pytest.raises(InputError, match="shard m-00001-of-00002"):
         open_checkpoint(files[1])
@@ -333,7 +333,7 @@ def test_a_tensor_that_the_model_does_not_have_is_refused(write):
     for name in ("attn_q_norm.weight", "attn_what.weight", "attn_q.bias"):
         more = {f"blk.0.{name}": (0, (64,), bytes(256))}
         gguf_files.write_gguf(path, gguf_files.metadata_of(folder, "llama"), tensors | more)
-        with pytest.raises(InputError, match=r"weight (blk|model\.layers)\.0.* is (not|missing)"):
+        with pytest.raises(InputError, match=r"weight (blk|model\.layers)\.0.* (does|is) "):
             load(path)
 
 
@@ -348,6 +348,6 @@ def test_every_key_of_published_files_is_in_the_table(smollm2, gemma):
         own = [key for key in keys if key.startswith(f"{kind}.")]
         assert GGUF[kind].check(own, "") == GGUF_FILE.check({*keys} - {*own}, "") == ()
     assert GGUF_FILE.check(["general.mood", "clip.x"], "m") == (
-        "m: GGUF header has 'general.mood', which is not read",
-        "m: GGUF header has 'clip.x', which is not read",
+        "m: GGUF header has 'general.mood', which is ignored",
+        "m: GGUF header has 'clip.x', which is ignored",
     )

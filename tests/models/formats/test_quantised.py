@@ -96,7 +96,7 @@ def test_a_version_that_is_not_read_is_named(write):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["version"] = "gemv"
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"cannot be read \(AWQ version 'gemv' is not read"):
+    with pytest.raises(InputError, match=r"says \(AWQ version 'gemv' is not supported"):
         open_checkpoint(folder).tensor(next(iter(meant)))
 
 

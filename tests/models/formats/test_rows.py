@@ -84,5 +84,5 @@ def test_a_file_that_has_become_shorter_is_named(tmp_path):
     fakes.write_checkpoint(tmp_path, LlamaConfig(**WIDE))
     rows = open_checkpoint(tmp_path).rows("model.embed_tokens.weight", torch.float32)
     os.truncate(tmp_path / "model.safetensors", 4096)
-    with pytest.raises(InputError, match=r"model\.safetensors: it ends too early"):
+    with pytest.raises(InputError, match=r"model\.safetensors: the file is truncated"):
         rows[IDS]

@@ -104,4 +104,4 @@ def test_what_makes_no_tokenizer_is_refused_by_its_key(codec, line):
 
 
 def test_a_file_of_before_rules_of_cutting_is_remarked(codec):
-    assert "pre is not there" in codec([*LETTERS, "ab"], pre="").remarks[0]
+    assert "pre is missing" in codec([*LETTERS, "ab"], pre="").remarks[0]

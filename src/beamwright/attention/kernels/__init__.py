@@ -45,11 +45,11 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed (pip install triton)"
     if device.type == "cuda" and not has_matrix_units(device):
-        return "the kernels need compute capability 8.0, which this card has not"
+        return "the kernels need compute capability 8.0 or later"
     if dtype not in KERNEL_DTYPES:
         return f"there are no kernels for {str(dtype).removeprefix('torch.')}"
     if device.type != "cuda" and not is_interpreted():
-        return f"Triton compiles for CUDA, not for {device.type} (but see TRITON_INTERPRET=1)"
+        return f"Triton compiles for CUDA, not for {device.type} without TRITON_INTERPRET=1"
     return None
 
 

@@ -144,7 +144,7 @@ def _count(given: Mapping[str, Any], key: str, default: int | None = None) -> in
     value = given.get(key, default)
     first, *others = {*value} if isinstance(value, list) and value else {value}
     wrong = bool(others) or type(first) is not int or not 0 < first <= _LARGEST
-    refuse((wrong, f"the GGUF header's {key} is {value!r:.60}, not one count for all layers"))
+    refuse((wrong, f"the GGUF header's {key} must be one count for all layers, not {value!r:.60}"))
     return int(first)
 
 
@@ -163,9 +163,12 @@ def read_config(file: Path) -> dict[str, Any]:
     known_models = ", ".join(models)
     refuse(
         (what != "model", f"the GGUF file holds no model: its general.type is {what!r:.40}"),
-        (kind not in models, f"GGUF architecture {kind!r:.80} is not read; known: {known_models}"),
-        (parts != count, f"one of {parts} files, not named -00001-of-{parts:0>5}.gguf etc."),
-        ("token_embd.weight" not in tensors, f"the GGUF file holds {held} alone, no whole model"),
+        (
+            kind not in models,
+            f"GGUF architecture {kind!r:.80} is not supported; use {known_models}",
+        ),
+        (parts != count, f"one of {parts} shards must be named NAME-00001-of-{parts:0>5}.gguf"),
+        ("token_embd.weight" not in tensors, f"the GGUF file holds only {held}, not a whole model"),
     )
     given = {k.removeprefix(f"{kind}."): v for k, v in metadata.items() if k.startswith(f"{kind}.")}
     known.GGUF[kind].check([f"{kind}.{key}" for key, v in given.items() if v], f"model {file}")
@@ -180,9 +183,9 @@ def read_config(file: Path) -> dict[str, Any]:
     ]
     causal, last = given.get("attention.causal", True), f"blk.{layers - 1}.attn_norm.weight"
     refuse(
-        (widths != [width] * 2, f"heads of {width} with values, rotary positions of {widths}"),
-        (last not in tensors, f"the GGUF header says {layers:,} layers, which are not all there"),
-        (causal is not True, "attention to later tokens (attention.causal) is not read"),
+        (widths != [width] * 2, f"keys of width {width} with values, rotary positions of {widths}"),
+        (last not in tensors, f"the GGUF header declares {layers:,} layers, but {last} is missing"),
+        (causal is not True, "non-causal attention (attention.causal) is not supported"),
     )
     # Bounded, because the decoder computes rotary angles for every position.
     config["max_position_embeddings"] = min(config["max_position_embeddings"], _LONGEST)
@@ -243,7 +246,7 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
     kind, scale = given.get(f"{at}type", "linear"), given.get(f"{at}attn_factor", 1.0)
     factor = given.get(f"{at}factor", given.get("rope.scale_linear")) or 1.0
     odd = kind not in ("none", "linear", "yarn") or (scale != 1.0 and kind != "yarn")
-    refuse((odd, f"GGUF rope scaling {kind!r:.40} with attn_factor {scale} is not read"))
+    refuse((odd, f"GGUF rope scaling {kind!r:.40} with attn_factor {scale} is not supported"))
     if kind == "none" or factor == scale == 1.0:
         return rope | {"rope_type": "default"}
     if kind == "yarn":
@@ -270,7 +273,7 @@ def _llama3_rope(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any
     expected = zip(factors, _llama3_factors(rope, len(factors)), strict=True)
     differs = any(not math.isclose(*pair, rel_tol=1e-3) for pair in expected)
     odd = bool(place.kind) or differs or kind != "llama"
-    refuse((odd, "GGUF rope factors other than Llama 3's are not read"))
+    refuse((odd, "GGUF rope factors other than Llama 3's are not supported"))
     return rope
 
 

@@ -70,8 +70,8 @@ def check_method(quantised: Mapping[str, Any]) -> str:
     if method not in METHODS or (method == "compressed-tensors" and form not in _COMPRESSED):
         named = method if method not in METHODS else f"{method} {form}"
         raise UnsupportedModelError(
-            f"weights quantised by {named or 'an unknown method'!s:.60} are not read "
-            f"({', '.join(METHODS)} are)"
+            f"weights quantised by {named or 'an unknown method'!s:.60} are not "
+            f"supported; use one of {', '.join(METHODS)}"
         )
     return str(method)
 
@@ -131,7 +131,7 @@ def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
         return {}, [_named_file(folder, file)]
     files = read_json_object(index := _named_file(folder, file)).get("weight_map")
     if not isinstance(files, dict):
-        raise InputError(f"model index {index}: it has no weight_map of tensors to files")
+        raise InputError(f"model index {index}: weight_map must map tensors to files")
     where = {name: _named_file(folder, shard) for name, shard in files.items()}
     return where, sorted(set(where.values()))
 
@@ -143,8 +143,8 @@ def adapter_of(folder: Path) -> str | None:
         return None
     base = read_json_object(file).get("base_model_name_or_path") or "another model"
     return (
-        f"an adapter (adapter_config.json) of {base!s:.200}: merge it into that model first "
-        "(PEFT's merge_and_unload), and name the folder of the result"
+        f"this folder holds only an adapter of {base!s:.200} (adapter_config.json): merge it into "
+        "that model with PEFT's merge_and_unload, and pass the merged folder"
     )
 
 
@@ -156,7 +156,7 @@ def _named_file(folder: Path, file: object) -> Path:
     """
     path = folder / str(file)
     if ".." in Path(str(file)).parts or folder not in path.parents or not path.is_file():
-        raise InputError(f"model {folder}: shard {file!s:.200} is missing")
+        raise InputError(f"model {folder}: shard {file!s:.200} is missing in this folder")
     return path
 
 
@@ -174,8 +174,8 @@ def _unindexed_files(folder: Path) -> list[Path]:
         if files:
             names = ", ".join(path.name for path in files[:_MOST_NAMES])
             raise InputError(
-                f"model {folder}: which of its files are the model? {names}: there is neither "
-                f"{_USUAL[0]} nor {_USUAL[1]}; fetch the index, or the missing shards"
+                f"model {folder}: {names} are neither {_USUAL[0]} nor a complete set of shards; "
+                f"download {_USUAL[1]} or the missing shards"
             )
     why = adapter_of(folder) or "no *.safetensors or pytorch_model*.bin weights"
     raise InputError(f"model {folder}: {why}")

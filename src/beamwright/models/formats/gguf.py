@@ -180,7 +180,7 @@ def _pieces(place: Place) -> Iterator[Tensor]:
         for at in range(0, place.size, step):
             piece = bytearray(min(step, place.size - at))
             if stream.readinto(piece) != len(piece):
-                raise InputError(f"model file {place.file}: it ends too early")
+                raise InputError(f"model file {place.file}: the file is truncated")
             yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
 
 
@@ -193,7 +193,7 @@ def _values(blocks: Tensor, kind: int) -> Tensor:
         from transformers.integrations.gguf.dequant import dequantize  # noqa: PLC0415 - slow
     except ImportError as error:
         named = BLOCKS[kind][0]
-        raise InputError(f"GGUF tensors of type {named} want transformers 5.23") from error
+        raise InputError(f"GGUF tensors of type {named} need transformers 5.23 or later") from error
     values: Tensor = dequantize(blocks.flatten(), kind)
     return values
 

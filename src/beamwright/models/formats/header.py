@@ -111,7 +111,7 @@ class _Cursor:
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
-            raise ValueError("it ends too early")
+            raise ValueError("the file is truncated")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -127,13 +127,13 @@ class _Cursor:
         if kind in _NUMBERS:
             return self._numbers(_NUMBERS[kind])[0]
         if kind != _LIST:
-            raise ValueError(f"a value of type {kind}")
+            raise ValueError(f"unknown value type {kind}")
         each, count = *self._numbers("I"), *self._numbers("Q")
         if each == _TEXT:
             listed = self._texts_of(count)
             return listed if self._texts else count
         if each not in _NUMBERS:
-            raise ValueError(f"a list of values of type {each}")
+            raise ValueError(f"unknown list type {each}")
         return list(self._numbers(_NUMBERS[each], count))
 
     def _texts_of(self, count: int) -> list[str]:
@@ -145,7 +145,7 @@ class _Cursor:
         for _ in range(count):
             first = at + _LENGTH.size
             if first > len(data) or (at := first + _LENGTH.unpack_from(data, at)[0]) > len(data):
-                raise ValueError("it ends too early")
+                raise ValueError("the file is truncated")
             if wanted:
                 collected.append(data[first:at].decode("utf-8", "replace"))
         self._at = at
@@ -154,10 +154,10 @@ class _Cursor:
     def header(self) -> GgufHeader:
         """Read the whole header of a file of version 2 or 3."""
         if self._take(4) != _MAGIC:
-            raise ValueError("no GGUF file")
+            raise ValueError("not a GGUF file")
         version, *counts = *self._numbers("I"), *self._numbers("Q", 2)
         if version not in (2, 3):
-            raise ValueError(f"GGUF version {version}; 2 and 3 are read")
+            raise ValueError(f"GGUF version {version} is not supported; use 2 or 3")
         metadata = {self._text(): self._value(*self._numbers("I")) for _ in range(counts[1])}
         tensors = {name: self._tensor(name) for name in (self._text() for _ in range(counts[0]))}
         step = metadata.get("general.alignment", 32)
@@ -166,28 +166,28 @@ class _Cursor:
             or not 0 < step <= _MOST_ALIGNMENT
             or len(tensors) != counts[0]
         ):
-            raise ValueError("tensors of the same name, or an alignment that is none")
+            raise ValueError("two tensors have one name, or general.alignment is invalid")
         first = -(-self._at // step) * step
         for name, place in tensors.items():
             tensors[name] = place._replace(start=first + place.start)
             if first + place.start + place.size > len(self._data):
-                raise ValueError(f"tensor {name!r:.80} ends behind the file")
+                raise ValueError(f"tensor {name!r:.80} ends after the file")
         return GgufHeader(metadata, tensors)
 
     def _tensor(self, name: str) -> Place:
         """Read a tensor's entry. Its `start` is relative to the first tensor's first byte."""
         (rank,) = self._numbers("I")
         if rank > _MOST_DIMENSIONS:
-            raise ValueError(f"a tensor of {rank:,} dimensions")
+            raise ValueError(f"a tensor has {rank:,} dimensions")
         shape = self._numbers("Q", rank)[::-1]
         kind, offset = *self._numbers("I"), *self._numbers("Q")
         if kind not in BLOCKS:
             named = _TYPES["unread"].get(str(kind), f"number {kind}")
             raise UnsupportedModelError(
-                f"tensor {name!r:.80} is of type {named}, which is not read: take a Q4_K_M or Q8_0 "
-                "file of this model"
+                f"tensor {name!r:.80} has type {named}, which is not supported: use a Q4_K_M or "
+                "Q8_0 file of this model"
             )
         _, values, size = BLOCKS[kind]
         if not shape or not all(shape) or shape[-1] % values:
-            raise ValueError(f"a tensor of shape {shape} in blocks of {values}")
+            raise ValueError(f"a tensor of shape {shape} does not fit blocks of {values}")
         return Place(self._file, shape, kind, offset, prod(shape) // values * size)

@@ -45,9 +45,9 @@ class KeyTable:
                 continue
             advice = [text for pattern, text in self.refused.items() if fnmatchcase(key, pattern)]
             if advice or self.rest == "refuse":
-                way_out = advice[0] if advice else "this version does not know it"
+                way_out = advice[0] if advice else "this version does not support it"
                 raise UnsupportedModelError(f"{where}: {self.reader} has {key!r:.80}: {way_out}")
-            remarks.append(f"{where}: {self.reader} has {key!r:.80}, which is not read")
+            remarks.append(f"{where}: {self.reader} has {key!r:.80}, which is ignored")
         return tuple(remarks)
 
 
@@ -124,7 +124,7 @@ def check_fit(
     spared = (*_TENSORS.harmless, *spare)
     left = [name for name in stored if name not in needed and not is_among(name, spared)]
     missing = [name for name in needed if name not in stored]
-    strange = f"is not one of a {kind} with this config"
+    strange = f"does not belong to a {kind} with this config"
     faults = [
         f"weight {names[0]} {what}{f' (and {len(names) - 1:,} more)' * (len(names) > 1)}"
         for what, names in {"is missing": missing, strange: left}.items()

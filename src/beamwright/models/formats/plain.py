@@ -26,7 +26,7 @@ DAMAGED = (
     SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
     AttributeError, LookupError, ArithmeticError,
 )  # fmt: skip
-_DAMAGED = "it is damaged, cut off, or holds no tensors by name; fetch it again"
+_DAMAGED = "the file is damaged, truncated, or holds no named tensors; download it again"
 _POINTER = b"version https://git-lfs"
 # A safetensors file begins with the length of its header, which says where its tensors are.
 _LENGTH_BYTES = 8
@@ -59,7 +59,7 @@ class StoredRows:
         places = [start + size * token for token in token_ids.tolist()]
         read = bytearray().join([os.pread(self._handle, size, place) for place in places])
         if len(read) != size * len(places):
-            raise InputError(f"model file {file}: it ends too early")
+            raise InputError(f"model file {file}: the file is truncated")
         return self._turn(torch.frombuffer(read, dtype=torch.uint8).view(-1, size))
 
 
@@ -84,9 +84,9 @@ class PlainFiles:
                     self._where[name] = path
         for name, path in indexed.items():
             if name not in self._where:
-                raise InputError(f"model {folder}: its index says that {path.name} has {name:.200}")
+                raise InputError(f"model {folder}: {path.name} lacks {name:.200}, see the index")
         if not self._where:
-            raise InputError(f"model {files[0]}: cannot be read: it holds no tensors by name")
+            raise InputError(f"model {files[0]}: cannot be read: the file holds no named tensors")
 
     def _open(self, path: Path) -> Any:
         """Open a file. It stays mapped until the result and all its tensors are freed."""
@@ -99,7 +99,7 @@ class PlainFiles:
                 old = not is_zipfile(path)
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
                 if not isinstance(tensors, dict):
-                    raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
+                    raise ValueError(f"a {type(tensors).__name__}, not named tensors")
                 tensors = {n: t for n, t in tensors.items() if isinstance(t, Tensor)}
                 if not old:
                     return tensors
@@ -107,7 +107,7 @@ class PlainFiles:
             return self._kept[path]
         except DAMAGED as error:
             pointer = path.is_file() and read_regular(path, len(_POINTER)) == _POINTER
-            why = "a Git LFS pointer, not the file: git lfs pull" if pointer else _DAMAGED
+            why = "the file is a Git LFS pointer; run git lfs pull" if pointer else _DAMAGED
             line = f"model file {path}: cannot be read: {why} ({message_of(error)})"
             raise InputError(line) from error
 

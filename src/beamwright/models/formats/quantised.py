@@ -158,8 +158,8 @@ class QuantisedFiles:
             yield
         except DAMAGED as error:
             raise InputError(
-                f"model {self._files.folder}: {name} cannot be read ({message_of(error)}): it is "
-                "not as quantization_config says; take the original checkpoint with --weights int4"
+                f"model {self._files.folder}: {name} cannot be read as quantization_config says "
+                f"({message_of(error)}); use the original checkpoint with --weights int4"
             ) from error
 
 
@@ -171,7 +171,7 @@ def need(part: Part, ending: str) -> Tensor:
     """
     tensor = part(ending)
     if tensor is None:
-        raise ValueError(f"there is no {ending.removeprefix('.')}")
+        raise ValueError(f"{ending.removeprefix('.')} is missing")
     return tensor
 
 
@@ -226,9 +226,7 @@ def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
         if high > 0 and wide > 0 and scales == (-(-rows // high), -(-columns // wide))
     }
     if len(fits) != 1:
-        raise ValueError(
-            f"scales {scales} of a weight {size}: which rows and columns each is for is not said"
-        )
+        raise ValueError(f"scales {scales} of a weight {size} do not determine the size of a block")
     return fits.pop()
 
 
@@ -239,7 +237,9 @@ def spread(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
         ValueError: if the number of scales does not fit `count`.
     """
     if block < 1 or scales.shape[dim] != -(-count // block):
-        raise ValueError(f"{scales.shape[dim]} scales of {count} values in blocks of {block}")
+        raise ValueError(
+            f"{scales.shape[dim]} scales do not fit {count} values in blocks of {block}"
+        )
     return scales.repeat_interleave(min(block, count), dim).narrow(dim, 0, count)
 
 
@@ -252,7 +252,7 @@ def _awq(part: Part, config: Mapping[str, Any]) -> Groups:
     qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
     """
     if str(config.get("version", "gemm")).lower() != "gemm":
-        raise ValueError(f"AWQ version {config['version']!r:.20} is not read; gemm is")
+        raise ValueError(f"AWQ version {config['version']!r:.20} is not supported; use gemm")
     scale = need(part, ".scales").float()
     codes, zeros = (_awq_columns(need(part, f".{name}")) for name in ("qweight", "qzeros"))
     return Groups.around(zeros.t(), 4, codes.t().contiguous(), scale.t())
@@ -294,10 +294,10 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     rows, columns = need(part, ".weight_shape").tolist()
     bits = _weights_of(config)["num_bits"]
     if part(".weight_g_idx") is not None:
-        raise ValueError("groups of columns that are apart (weight_g_idx) are not read")
+        raise ValueError("reordered columns (weight_g_idx) are not supported")
     codes = unpacked(packed, bits)[:, :columns]
     if tuple(codes.shape) != (rows, columns):
-        raise ValueError(f"weight_packed {tuple(packed.shape)} of {rows} x {columns}")
+        raise ValueError(f"weight_packed {tuple(packed.shape)} is not {rows} x {columns}")
     zero, scale = torch.tensor(float(1 << bits - 1)), scale.float()
     if (zeros := part(".weight_zero_point")) is not None:
         zero = unpacked(zeros.t(), bits).t()[:rows].float()
@@ -324,7 +324,7 @@ def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     sections = [group["weights"] for group in config["config_groups"].values()]
     if any(each.get("num_bits") != sections[0].get("num_bits") for each in sections):
-        raise ValueError("groups of projections with different bits are not read")
+        raise ValueError("groups of projections with different bits are not supported")
     weights: Mapping[str, Any] = sections[0]
     return weights
 
@@ -353,7 +353,7 @@ def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
     """
     blocks, scales = need(part, "_blocks"), need(part, "_scales")
     if blocks.dtype != torch.uint8 or scales.shape != blocks.shape[:-1]:
-        raise ValueError(f"scales {tuple(scales.shape)} of blocks {tuple(blocks.shape)}")
+        raise ValueError(f"scales {tuple(scales.shape)} do not fit blocks {tuple(blocks.shape)}")
     levels = torch.cat([_MXFP4_LEVELS, -_MXFP4_LEVELS])
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
     values = torch.ldexp(levels[codes.long()], scales.int()[..., None] - 127)
@@ -403,7 +403,7 @@ def _bitsandbytes_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -
 def _bitsandbytes_state(part: Part) -> dict[str, Any]:
     written = next((tensor for name in _STATES if (tensor := part(name)) is not None), None)
     if written is None:
-        raise ValueError("there is no quant_state")
+        raise ValueError("quant_state is missing")
     state: dict[str, Any] = json.loads(bytes(written.tolist()))
     return state
 

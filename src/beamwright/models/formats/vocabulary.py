@@ -70,13 +70,13 @@ def read_vocabulary(file: Path) -> TokenFiles:
     ends_anywhere = frozenset(table["ends"])
     merged = chain.from_iterable((*pair, "".join(pair)) for pair in pairs)
     refuse(
-        (model not in ("gpt2", "llama"), f"{where}model is {model!r:.40}: gpt2 and llama are read"),
-        (model == "gpt2" and not cuts, f"{where}pre is {pre!r:.40}: how it cuts is not known here"),
-        (not len(kinds) == len(tokens) == len(vocabulary) > 2, f"{where}tokens: some are equal"),
-        (model == "llama" and len(scores) != len(tokens), f"{where}scores: not one for each token"),
+        (model not in ("gpt2", "llama"), f"{where}model {model!r:.40} is not gpt2 or llama"),
+        (model == "gpt2" and not cuts, f"{where}pre {pre!r:.40} is not supported"),
+        (not len(kinds) == len(tokens) == len(vocabulary) > 2, f"{where}tokens are not distinct"),
+        (model == "llama" and len(scores) != len(tokens), f"{where}scores has not one per token"),
         (
             model == "gpt2" and not vocabulary.keys() >= {*merged},
-            f"{where}merges: not of its tokens",
+            f"{where}merges has unknown tokens",
         ),
     )
     ids = (_OF_PIECES if model == "llama" else {}) | {
@@ -105,7 +105,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
         for id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in _IN_TEXT or id in ends
     ])  # fmt: skip
-    at, line = "tokenizer.chat_template", "pre is not there: text may be cut in the wrong places"
+    at, line = "tokenizer.chat_template", "pre is missing, so text may be split differently"
     several = {
         key.removeprefix(at).removeprefix(".") or "default": text
         for key, text in metadata.items()
@@ -115,7 +115,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
         tokenizer,
         special,
         several["default"] if several.keys() == {"default"} else several or None,
-        (f"{where}{line}: take a newer file",) if model == "gpt2" and not pre else (),
+        (f"{where}{line}; use a newer file",) if model == "gpt2" and not pre else (),
         frozenset(ends),
         bool(metadata.get(f"{_AT}add_bos_token", model == "llama" or pre in table["bos"])),
     )

@@ -10,7 +10,7 @@ function askForKey(refused) {
   asking ??= new Promise((resolve) => {
     const form = element("key-form");
     form.hidden = false;
-    if (refused) element("key-note").textContent = "That key was not accepted.";
+    if (refused) element("key-note").textContent = "The key was not accepted.";
     element("key").focus();
     form.addEventListener("submit", (event) => {
       event.preventDefault();

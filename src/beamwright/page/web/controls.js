@@ -116,7 +116,7 @@ export function showVotes(list, note, tree, onSelect) {
   list.replaceChildren(...found.slice(0, MOST_BALLOTS).map((ballot) => {
     const bar = make("i");
     bar.style.width = `${(100 * ballot.nodes.length) / most}%`;
-    const amount = `${plural(ballot.nodes.length, "candidate")}, scores add up to ${shownScore(ballot.sum)}`;
+    const amount = `${plural(ballot.nodes.length, "candidate")}, sum of scores ${shownScore(ballot.sum)}`;
     const said = make("span", { class: "said" }, ballot.said === null ? "(no answer stated)" : shortened(ballot.said, 200));
     const button = make("button", { type: "button", class: ballot.chosen ? "chosen" : "" }, said, make("span", { class: "track" }, bar), make("span", { class: "amount" }, amount));
     button.addEventListener("click", () => onSelect(ballot.best.i));

@@ -7,7 +7,7 @@ import { named, pathOf } from "./layout.js";
 export function showTreeLegend(legend, tree, seen = []) {
   const entry = ([kind, name, words]) => make("span", {}, make("i", { class: kind, style: `--c: var(--${name})` }), words);
   const { scores } = tree;
-  const always = [["path", "accent", "chosen path"], ["ring", "soft", "finished"], ["dot faded", "score-1", "pruned, or led nowhere"], ["pill", "line", "pruned steps, grouped"], ["hollow", "soft", "no score"]];
+  const always = [["path", "accent", "chosen path"], ["ring", "soft", "finished"], ["dot faded", "score-1", "pruned, or all descendants pruned"], ["pill", "line", "pruned steps, grouped"], ["hollow", "soft", "no score"]];
   legend.replaceChildren(
     ...(scores ? [make("span", {}, `score ${shownScore(scores.least)}`, make("i", { class: "ramp" }), shownScore(scores.most))] : []),
     ...[...always, ...seen].map(entry),
@@ -18,7 +18,7 @@ export function showDetails(details, tree, i, onSelect) {
   if (i === null) return details.replaceChildren(make("p", { class: "note" }, "Click a step to read the path that leads to it."));
   const node = tree.nodes[i];
   const facts = [
-    ["thought", node.thought ? "what the model thinks, not its answer" : null],
+    ["thought", node.thought ? "part of the thoughts, not of the answer" : null],
     ["state", node.state],
     ["ended by", node.stop ? node.stop.replace("_", " ") : node.parent === null ? null : "not decoded"],
     ["score", node.parent === null ? null : shownScore(node.score)],

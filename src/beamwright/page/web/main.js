@@ -49,7 +49,7 @@ class Page {
   showOpening(tree) {
     const answer = element("answer");
     element("problem").textContent = tree.problem || (tree.about ? "(no text)" : "");
-    const state = { failed: "It failed.", cancelled: "It was stopped.", done: "The chosen candidate states no answer.", saved: "No answer was recorded." }[tree.over];
+    const state = { failed: "The search failed.", cancelled: "The search was stopped.", done: "The chosen candidate states no answer.", saved: "No answer was recorded." }[tree.over];
     answer.textContent = tree.answer ?? state ?? (tree.about === null ? "" : tree.rounds ? "searching \u2026" : "waiting \u2026");
     answer.classList.toggle("missing", tree.answer === null);
     const chosen = tree.chosen === null ? null : tree.nodes[tree.chosen];
@@ -103,7 +103,7 @@ class Page {
     if (note.hidden) return;
     const found = firstDivergence(this.pane.tree, this.other.tree);
     for (const { panel, tree } of [this.pane, this.other]) panel.marked = (found && tree.byLineage.get(found.lineage)?.i) ?? null;
-    note.textContent = found ? `They part in round ${found.round}, at ${found.lineage}: ${found.why}.` : "The same trees, as far as both have come.";
+    note.textContent = found ? `The trees first differ in round ${found.round}, at ${found.lineage}: ${found.why}.` : "The trees are equal so far.";
   }
   // lineage: the lineage of the step, needed if only the other search has the step.
   select(i, lineage = i === null ? null : this.pane.tree.nodes[i].lineage) {
@@ -152,7 +152,7 @@ class Page {
     const method = element("ask-method");
     if (asks && method.options.length === 1) method.append(...methods.map((name) => make("option", { value: name }, name)));
     const named = ({ id, problem, method: by, n, state }) => make("option", { value: id }, `${shortened(oneLine(problem) || id, 70)} \u00b7 ${[by, n && `n ${n}`, state].filter(Boolean).join(", ")}`);
-    for (const [choice, first] of [[element("run"), asks ? "the newest" : ""], [element("other"), "nothing"]]) {
+    for (const [choice, first] of [[element("run"), asks ? "newest" : ""], [element("other"), "none"]]) {
       const chosen = choice.value;
       if (document.activeElement === choice) continue; // do not change a list that is open
       choice.replaceChildren(...(first ? [make("option", { value: "" }, first)] : []), ...searches.map(named));

@@ -48,10 +48,10 @@ export class Pane {
 const TELLING = 1e-4; // smaller differences of scores may come from rounding alone
 
 function difference(a, b) {
-  if (!a || !b) return "opened in one of them only";
-  if (a.text !== b.text || a.tokens !== b.tokens) return "another text";
+  if (!a || !b) return "exists in only one of them";
+  if (a.text !== b.text || a.tokens !== b.tokens) return "different texts";
   if ((a.score === null) !== (b.score === null) || Math.abs(a.score - b.score) > TELLING) return `scores ${a.score} and ${b.score}`;
-  return a.state === b.state ? null : `${a.state} in the one, ${b.state} in the other`;
+  return a.state === b.state ? null : `${a.state} and ${b.state}`;
 }
 
 function before(one, other) {

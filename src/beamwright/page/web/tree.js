@@ -76,7 +76,7 @@ export class TreePanel {
     const item = this.at(event);
     this.view.canvas.style.cursor = item ? "pointer" : "";
     if (!item) return hideTip();
-    if (!item.node) return showTip(event, plural(item.hidden, "pruned step"), `below ${named(item.parent)}, best score ${shownScore(item.best)}\nclick to see them one by one`);
+    if (!item.node) return showTip(event, plural(item.hidden, "pruned step"), `below ${named(item.parent)}, best score ${shownScore(item.best)}\nclick to show each step`);
     const { node } = item;
     if (node.parent === null) return showTip(event, named(node), plural(node.tokens, "token"));
     const facts = `${node.state}, score ${shownScore(node.score)}, ${plural(node.tokens, "token")}, ended by ${node.stop ?? "nothing yet"}`;
