@@ -93,7 +93,7 @@ def test_a_block_that_differs_is_found_and_written(monkeypatch, tmp_path):
     page.write_text(text)
     monkeypatch.setattr(publish, "pages", lambda: [page])
     monkeypatch.setattr(publish, "ROOT", tmp_path)
-    assert publish.lacking() == ["page.md: blocks to be written anew (--write)"]
+    assert publish.lacking() == ["page.md: blocks are out of date: run with --write"]
     page.write_text(publish.rewritten(text))
     assert page.read_text() == text.replace("2", "3")
     assert publish.lacking() == []

@@ -1,10 +1,10 @@
-"""Accuracy against n: one sample, greedy, majority, best-of-n, weighted vote, beam, any of n.
+"""Measures accuracy against n: one sample, greedy, votes, best-of-n, beam search, any of n.
 
-For a weak and a strong generator under one verifier; by default the bundled ones, where the strong
-generator is the verifier's own backbone. Every configuration is an `eval` run of its own under
-`results/accuracy/`, so a run that is stopped goes on where it was. Best-of-n is run once, at the
-largest n: lineage keys the random stream, so its first candidates are those of a smaller run.
-Prints the table and paired differences of docs/log/2026-11.md#weak-and-strong.
+It compares a weak and a strong generator under one verifier. By default these are the bundled ones;
+the strong generator is the model the verifier was trained from. Each configuration is an `eval` run
+under `results/accuracy/`, which continues if it was stopped. Best-of-n runs once, with the largest
+n: random streams are keyed by lineage, so its first candidates are those of a smaller run. Prints
+the table and paired differences of docs/log/2026-11.md#weak-and-strong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VOTES: Mapping[str, AnswerChoice] = {
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One search. generator: "weak" or "strong"."""
+    """The configuration of one `eval` run. generator: "weak" or "strong"."""
 
     generator: str
     method: str
@@ -48,7 +48,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """A line of the table. right: per problem, 0 or 1; of a single sample, the share of many."""
+    """A table row. right: per problem 0 or 1, or for single samples the share that is right."""
 
     generator: str
     method: str
@@ -63,7 +63,7 @@ class AccuracyRow:
 
     @property
     def interval(self) -> list[float]:
-        """Wilson's for proportions; over resampled problems where a problem's value is a share."""
+        """Return the 95 % interval: Wilson's, or by resampling problems whose values are shares."""
         if self.samples == 1:
             found = wilson_interval(self.accuracy, len(self.right))
         else:
@@ -90,7 +90,7 @@ class AccuracyRow:
 
 
 def configurations(args: argparse.Namespace) -> Iterator[Evaluated]:
-    """The runs, small ones first."""
+    """Yield the runs, the smallest n first."""
     found = []
     for generator, model, sizes in (
         ("weak", args.model, args.n),
@@ -111,7 +111,7 @@ def configurations(args: argparse.Namespace) -> Iterator[Evaluated]:
 
 
 def run_of(config: Evaluated, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
-    """Solve, or read what was solved before."""
+    """Solve all problems of a run, or read the records of an earlier run."""
     defaults = {"temperature": args.temperature, "verifier": args.verifier}
     options = {**defaults, **config.options}
     settings = Settings.build(n=config.n, seed=args.seed, **options)
@@ -137,7 +137,7 @@ def _folder(spec: str, role: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """A candidate of best-of-n, judged. ended: by itself."""
+    """A candidate of best-of-n. ended: it was not cut off. right: its answer is correct."""
 
     answer: str | None
     score: float | None
@@ -147,7 +147,7 @@ class Sample:
 
 
 def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
-    """The candidates of a problem in lineage order."""
+    """Return the judged candidates of a problem in lineage order."""
     verdicts = checker.judge(record.gold, [each["answer"] for each in record.candidates])
     found = []
     for each in record.candidates:
@@ -158,7 +158,7 @@ def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
 
 
 def chosen(samples: Sequence[Sample], how: AnswerChoice) -> float:
-    """Whether the answer chosen among them is right."""
+    """Return 1 if the answer that `how` chooses from the samples is right, else 0."""
     answers = [each.answer for each in samples]
     scores = [each.score for each in samples]
     index = choose(answers, scores, [each.ended for each in samples], how)
@@ -168,7 +168,7 @@ def chosen(samples: Sequence[Sample], how: AnswerChoice) -> float:
 def rows_of(
     config: Evaluated, records: Sequence[Record], checker: AnswerChecker, sizes: Sequence[int]
 ) -> Iterator[AccuracyRow]:
-    """The lines that a run gives; best-of-n gives those of every smaller n, too."""
+    """Yield the table rows of a run. A best-of-n run gives those of all smaller n, too."""
     if config.method != "best-of-n":
         spent = float(np.mean([record.tokens.get("generated") or 0 for record in records]))
         for name, how in (("", "best"), (", weighted vote", "weighted")):
@@ -190,7 +190,7 @@ def rows_of(
 
 
 def differences(rows: Sequence[AccuracyRow]) -> Iterator[dict[str, Any]]:
-    """Accuracy of one row less that of another on the same problems, resampled in pairs."""
+    """Yield differences in accuracy between two rows, with intervals by resampling problems."""
     known = {(row.generator, row.method, row.n): row for row in rows}
     for row in rows:
         if row.method.partition(",")[0] not in ("beam", "dynamic"):
@@ -222,17 +222,17 @@ def _named(row: AccuracyRow) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", default="bundled:test")
-    parser.add_argument("--limit", type=int, help="default: all problems")
+    parser.add_argument("--limit", type=int, help="number of problems (default: all)")
     parser.add_argument("--n", type=int, nargs="*", default=[4, 16, 64])
     parser.add_argument("--strong-n", type=int, nargs="*", default=[4, 16, 64])
-    parser.add_argument("--methods", nargs="*", default=["beam"], help="beam, dynamic")
+    parser.add_argument("--methods", nargs="*", default=["beam"], help="beam and/or dynamic")
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--strong", default="bundled:strong", help="a second generator, or none")
     parser.add_argument("--verifier", default="bundled")
-    parser.add_argument("--in-flight", type=int, help="problems solved together")
+    parser.add_argument("--in-flight", type=int, help="problems in flight (default: auto)")
     return parser.parse_args()
 
 

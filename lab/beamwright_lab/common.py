@@ -1,8 +1,7 @@
-"""What all benchmarks share: the machine, its ceiling, interleaved rounds, JSON and tables.
+"""Helpers of all benchmarks: facts about the machine, interleaved timing, JSON results, tables.
 
-A benchmark measures both sides in one process tree, in interleaved rounds, reports minimum and
-median, and ends with one JSON line on standard output.
-Run it from the repository root: `python -m beamwright_lab.FOLDER.NAME`.
+A benchmark runs all sides in interleaved rounds, reports minimum and median, and ends with one JSON
+line on standard output. Run it from the repository root: `python -m beamwright_lab.FOLDER.NAME`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 
-import beamwright_lab.baselines  # noqa: F401 (declared where the lab is on the path, not installed)
+import beamwright_lab.baselines  # noqa: F401 (declares the baselines if the lab is not installed)
 from beamwright.cores import num_cores
 from beamwright.models.shape import ModelShape
 
@@ -36,7 +35,7 @@ _LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end
 
 
 def say(*parts: object) -> None:
-    """Progress, on standard error."""
+    """Print progress to standard error."""
     print(*parts, file=sys.stderr, flush=True)
 
 
@@ -44,7 +43,7 @@ def say(*parts: object) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return the facts about this machine that results are stored with."""
     import transformers
 
     return {
@@ -62,14 +61,14 @@ def machine() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """What was typed, from the repository's root."""
+    """Return the command line of this run."""
     module = sys.modules["__main__"].__spec__
     name = f"-m {module.name}" if module is not None else Path(sys.argv[0]).name
     return shlex.join(["python", *name.split(), *sys.argv[1:]])
 
 
 def commit() -> str | None:
-    """The checkout's, with a plus where files differ from it; None where there is no git."""
+    """Return the commit, with a plus if files are modified; None without git."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
         return subprocess.run(git, capture_output=True, check=True, text=True).stdout.strip()
@@ -91,9 +90,10 @@ def _memory_bytes() -> int:
 
 
 class Ceilings:
-    """Best rates seen in torch: GEMM by element type (FLOP/s), and reading memory (bytes/s).
+    """Highest measured rates of torch: GEMM by element type (FLOP/s) and reading memory (bytes/s).
 
-    A peer with better kernels may pass them. Measured again between rounds: they only ever rise.
+    They are measured again between rounds and only rise. Better kernels than torch's may exceed
+    them.
     """
 
     def __init__(self, dtypes: Sequence[str] = ("float32", "bfloat16", "int8")) -> None:
@@ -108,7 +108,7 @@ class Ceilings:
             multiply = torch._int_mm if dtype == "int8" else torch.matmul
             rate = 2 * size**3 / least_s(partial(multiply, left, right))
             self.gemm[dtype] = max(self.gemm[dtype], rate)
-        # A sum reads faster than torch's matrix-vector product, which peers pass by far.
+        # A sum reads memory faster than torch's matrix-vector product does.
         values = torch.ones(1 << 28, dtype=torch.bfloat16)
         self.read = max(self.read, values.nbytes / least_s(values.sum))
 
@@ -118,7 +118,7 @@ class Ceilings:
 
 
 def least_s(run: Callable[[], object], repeats: int = 8) -> float:
-    """Least seconds of a few runs."""
+    """Return the seconds of the fastest of some runs."""
     best = math.inf
     for _ in range(repeats):
         start = time.perf_counter()
@@ -128,7 +128,7 @@ def least_s(run: Callable[[], object], repeats: int = 8) -> float:
 
 
 def matmul_parameters(shape: ModelShape) -> int:
-    """Parameters that every token is multiplied with (an untied input embedding is looked up)."""
+    """Count the parameters that each token is multiplied with: all but those that are looked up."""
     lookup = 0 if shape.tied else shape.vocab * shape.hidden
     if shape.learned_positions is not None:
         lookup += (shape.full_context + shape.learned_positions) * shape.hidden
@@ -140,7 +140,7 @@ def matmul_parameters(shape: ModelShape) -> int:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of the rounds of one side."""
+    """The seconds that one side took in each round."""
 
     rounds_s: tuple[float, ...]
 
@@ -158,10 +158,9 @@ def interleave(
     num_rounds: int,
     between: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
-    """Run every side once per round, in rotating order.
+    """Time every side once per round, in rotating order.
 
-    A side returns the seconds that count, or None to be timed from outside. `between` is called
-    after every round.
+    A side returns its own seconds, or None to be timed here. between: called after each round.
     """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -180,7 +179,7 @@ def interleave(
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Run so many processes that compute without end beside a measurement, at most ten minutes."""
+    """Keep `count` cores busy with endless loops during a measurement, for at most ten minutes."""
     with ExitStack() as stack:
         for _ in range(count):
             loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", _LOOP]))
@@ -192,7 +191,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Eight hex digits of a model folder's weights and settings: results belong to them."""
+    """Return eight hex digits that identify a model folder's weights and settings."""
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.json"))
     for file in [*files, *sorted(folder.glob("*.yaml"))]:
@@ -201,7 +200,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """A markdown table; None is an empty cell."""
+    """Return a markdown table. A None becomes an empty cell."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
         cells = ["" if row.get(c) is None else str(row[c]) for c in columns]
@@ -210,7 +209,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def write_json(name: str, result: Mapping[str, Any]) -> Path:
-    """The full result, indented, under `lab/beamwright_lab/results/`."""
+    """Write a result to `lab/beamwright_lab/results/NAME.json`, and return the file."""
     file = RESULTS / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".tmp")
@@ -220,9 +219,9 @@ def write_json(name: str, result: Mapping[str, Any]) -> Path:
 
 
 def finish(name: str, result: Mapping[str, Any]) -> None:
-    """Write the result, with what it came from, and print it as the one last JSON line.
+    """Write a result with its command, commit and machine, and print it as one JSON line.
 
-    Its `quoted`, if it has one, is the part that pages quote (`beamwright_lab.publish`).
+    If it has a part `quoted`, `beamwright_lab.publish` shows only that part on pages.
     """
     origin = {"command": _command(), "commit": commit(), "machine": machine()}
     full = {"benchmark": name, **result, **origin}

@@ -1,4 +1,4 @@
-"""Records of a run over a problem set: solved here, or read from where it was solved before."""
+"""Solves a problem set and returns its records, or continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def records_of(
     what: str,
     in_flight: Any = "auto",
 ) -> list[Record]:
-    """In the order of the problems. out: where the run goes on. what: it is called."""
+    """Return one record per problem, in order.
+
+    out: folder of the run, continued if it exists; None to keep nothing. what: name in progress
+    messages.
+    """
     records: dict[str, Record] = {}
 
     def keep(record: Record, done: int, total: int) -> None:

@@ -1,8 +1,8 @@
-"""Which generator and verifier go on which card: what `beamwright plan` says of each pair.
+"""Makes the table of `docs/pair.md`: which generator and verifier fit on which machine.
 
     python -m beamwright_lab.pairs
 
-Predictions from data sheets, nothing measured: `docs/pair.md` shows them as `block` writes them.
+The numbers are predictions of `beamwright plan` from data sheets; nothing is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 MATH_PRM = "Qwen/Qwen2.5-Math-PRM-7B"
 RLHFLOW = "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"
 INT4 = ("--weights", "int4", "--verifier-weights", "int4")
-# In the table, whose columns are narrow; the commands below it have whole names.
+# Short names for the table; the commands below it have full names.
 _CALLED = {
     "Skywork-o1-Open-PRM-Qwen-2.5-1.5B": "Skywork PRM 1.5B",
     "Skywork-o1-Open-PRM-Qwen-2.5-7B": "Skywork PRM 7B",
@@ -37,9 +37,9 @@ _WIDTH = 80
 
 @dataclass(frozen=True)
 class Pair:
-    """A machine, two models of the hub, and how they are kept.
+    """A machine, two models of the hub, and the options to run them.
 
-    gpu: as `plan --gpu` calls it. memory_gib: what `--memory` says. generate: tokens of a path.
+    gpu: its name for `plan --gpu`. memory_gib: for `--memory`. generate: tokens per path.
     """
 
     heading: str
@@ -56,14 +56,14 @@ class Pair:
         return self.gpu != "epyc-2core"
 
     def plan(self) -> list[str]:
-        """The words of `beamwright plan`, whose models are named without their owners."""
+        """Return the arguments of `beamwright plan`, with model names without their owners."""
         models = ["--model", _short(self.generator), "--verifier", _short(self.verifier)]
         where = ["--gpu", self.gpu, "--memory", f"{self.memory_gib}GiB"]
         search = ["--n", str(self.n), "--generate", str(self.generate)]
         return ["plan", *models, *self.options, *where, *search]
 
     def solve(self) -> list[str]:
-        """The words of `beamwright solve` for the same."""
+        """Return the arguments of the matching `beamwright solve`."""
         models = ["--model", f"hf:{self.generator}", "--verifier", f"hf:{self.verifier}"]
         where = ["--device", "cuda"] if self.on_gpu else []
         where += ["--memory", f"{self.memory_gib}GiB", "--n", str(self.n)]
@@ -99,10 +99,10 @@ def _short(name: str) -> str:
 
 
 def printed(words: Sequence[str]) -> str:
-    """What a command prints, in 100 columns.
+    """Run a command of `beamwright`, and return what it prints in 100 columns.
 
     Raises:
-        ValueError: if it refuses.
+        ValueError: if it fails.
     """
     written = io.StringIO()
     with redirect_stdout(written), patch.dict(os.environ, COLUMNS="100"):
@@ -113,20 +113,20 @@ def printed(words: Sequence[str]) -> str:
 
 
 def planned(words: Sequence[str]) -> dict[str, Any]:
-    """What `beamwright plan --json` says."""
+    """Return the JSON of `beamwright plan`."""
     found: dict[str, Any] = json.loads(printed([*words, "--json"]))
     return found
 
 
 def sample() -> list[str]:
-    """The first lines that `plan` prints of one pair: the answer, the total and its parts."""
+    """Return the first lines that `plan` prints for one pair, up to the first empty line."""
     lines = printed(PAIRS[1].plan()).splitlines()
     empty = next(number for number, line in enumerate(lines) if not line.strip())
     return [line.rstrip() for line in lines[:empty]]
 
 
 def row(pair: Pair) -> dict[str, Any]:
-    """What the page says of a pair: sizes to a tenth, seconds to two digits."""
+    """Return the plan of a pair: sizes to 0.1 GiB, seconds to two digits."""
     found = planned(pair.plan())
     memory, resident = found["memory"], found["schedules"]["in-gpu/tree"]
     return {
@@ -144,7 +144,7 @@ def row(pair: Pair) -> dict[str, Any]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Of all pairs."""
+    """Return the plans of all pairs."""
     return [row(pair) for pair in PAIRS]
 
 
@@ -152,14 +152,14 @@ def rows() -> list[dict[str, Any]]:
 
 
 def block(found: Mapping[str, Any]) -> str:
-    """A table, then the commands of every machine; found: the file of figures."""
+    """Return the table, then the commands for each machine. found: content of docs/figures."""
     rows = [*map(_row, found["rows"])]
     commands = (line for each in found["rows"] for line in _commands(each))
     return "\n".join([table(rows, list(rows[0])), *commands])
 
 
 def sample_block(found: Mapping[str, Any]) -> str:
-    """The command and the first lines that it prints."""
+    """Return the command of one pair, and the first lines that it prints."""
     command = ["```bash", _wrapped(PAIRS[1].plan()), "```", "", "```text"]
     return "\n".join([*command, *found["sample"], "...", "```"])
 
@@ -202,7 +202,7 @@ def _commands(each: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrapped(words: Sequence[str]) -> str:
-    """A command on lines that a page may have, broken before options."""
+    """Return a command in lines of at most 80 characters, broken before options."""
     lines, current = [], "beamwright"
     for index, word in enumerate(words):
         whole = f"{word} {words[index + 1]}" if word.startswith("--") else word

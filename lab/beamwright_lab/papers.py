@@ -1,12 +1,12 @@
-"""Every figure of the four papers' tables, printed again by today's code, by one command.
+"""Reproduces all results in the tables of docs/papers with the current code.
 
-    python -m beamwright_lab.papers              runs what stands under the tables of docs/papers,
-                                                 and writes their blocks
-    python -m beamwright_lab.papers lbs          of one paper
+    python -m beamwright_lab.papers              runs the commands below the tables of docs/papers
+                                                 and updates the pages
+    python -m beamwright_lab.papers lbs          does so for one paper
 
-A command is the one that the file of docs/figures was made by. Stopped, it goes on: what this
-commit has printed already is not run again. Then it says which of our figures are others than
-those that stood there, by more than two in a hundred.
+The commands are those stored in the files of docs/figures. A stopped run continues: results that
+this commit has produced already are kept. At the end it lists the results that changed by more than
+2 %, and changed verdicts.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from typing import Any
 from beamwright_lab import publish
 from beamwright_lab.common import RESULTS, commit, finish, say, table
 
-# A figure within this share of what stood there is the same.
+# Largest relative difference at which a number counts as unchanged.
 NEAR = 0.02
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def sources(papers: Sequence[str]) -> list[str]:
-    """Files of docs/figures that these papers' claims are judged by."""
+    """Return the files of docs/figures with the results of these papers."""
     claims = (claim for name in papers for claim in publish.PAPERS[name])
     return list(dict.fromkeys(claim.source for claim in claims if claim.source))
 
 
 def printed(name: str) -> None:
-    """Have a file's command run by this commit, unless it was."""
+    """Run the command of a file of docs/figures, unless this commit has its result already."""
     command = publish.read(name)["command"]
     file = RESULTS / f"{name}.json"
     if file.exists():
         found = json.loads(file.read_text(encoding="utf-8"))
         if (found["command"], found["commit"]) == (command, commit()):
-            say(f"{name}: printed already")
+            say(f"{name}: result of this commit exists")
             return
     say(f"{name}: {command}")
     _, *arguments = shlex.split(command)
@@ -50,7 +50,7 @@ def printed(name: str) -> None:
 
 
 def ours(papers: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """What tables say by now: figure and verdict by paper and mechanism."""
+    """Return our result and the verdict by "paper: mechanism"."""
     found = {}
     for name in papers:
         for claim in publish.PAPERS[name]:
@@ -62,7 +62,7 @@ def ours(papers: Sequence[str]) -> dict[str, tuple[str, str]]:
 def changed(
     before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows whose verdict is another, or of whose figures one is."""
+    """Yield the rows whose verdict or numbers have changed."""
     for name, (old, verdict) in before.items():
         new, now = after[name]
         if verdict != now or not _alike(old, new):
@@ -85,11 +85,11 @@ def main() -> None:
     names, before = sources(papers), ours(papers)
     for name in names:
         printed(name)
-    for name in names:  # behind the last one: until then the checkout is its commit's
+    for name in names:  # after the last command: until then no file of the commit changes
         publish.take_over(name)
     publish.write()
     rows = list(changed(before, ours(papers)))
-    say(table(rows, ["row", "before", "now"]) if rows else "all figures are what they were")
+    say(table(rows, ["row", "before", "now"]) if rows else "no result has changed")
     finish("papers", {"changed": rows})
 
 

@@ -1,13 +1,13 @@
-"""Figures of pages, and the files they come from: `docs/figures/NAME.json`, as a command wrote it.
+"""Generates the tables of measured figures on pages, from the files `docs/figures/NAME.json`.
 
-    python -m beamwright_lab.publish NAME...   takes results/NAME.json over, whole or, where there
-                                                is one, its `quoted`; of NAME = gpu-CARD the
-                                                rows of results/NAME/*.jsonl (gpu/check.py --out)
-    python -m beamwright_lab.publish --write   writes the blocks of pages
-    python -m beamwright_lab.publish           only says what pages lack
+    python -m beamwright_lab.publish NAME...   copies results/NAME.json (or only its part `quoted`)
+                                                to docs/figures; for NAME = gpu-CARD, the rows of
+                                                results/NAME/*.jsonl (from gpu/check.py --out)
+    python -m beamwright_lab.publish --write   rewrites the generated blocks of all pages
+    python -m beamwright_lab.publish           lists pages whose blocks are out of date
 
-A page has figures in blocks alone, between `<!-- figures: NAME -->` and `<!-- end -->`: tables made
-of the files. Prints which are to be written anew (`tests/test_figures.py` fails until they are).
+Pages show figures only in generated blocks, between `<!-- figures: NAME -->` and `<!-- end -->`.
+`tests/test_figures.py` fails while a block is out of date.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from beamwright_lab.models import shown
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
-# A block of a page: its name and what it says.
+# A generated block of a page: its name and its text.
 BLOCK = re.compile(
     r"^<!-- figures: (?P<name>[\w.-]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
 )
@@ -41,7 +41,7 @@ def _claims(claims: Sequence[Claim]) -> str:
 
 
 def _whole(rows: Callable[[Found], str], name: str) -> str:
-    """A table and where it is from."""
+    """Return a table of file `name`, with its command, date and commit."""
     found = read(name)
     return tables.with_origin(rows(found), found)
 
@@ -50,10 +50,10 @@ def _on_card(card: str, shown: Callable[[Found], str]) -> str:
     return shown(read(card))
 
 
-# Whose figures pages have, by how their blocks begin: of the folders of these names in results.
+# Measured GPUs: the prefix of their blocks' names, and the name of their file.
 CARDS: Mapping[str, str] = {"gpu": "gpu-h100", "h200": "gpu-h200"}
 
-# By name of a page of docs/papers, what the paper claims.
+# The claims of each paper, by the name of its page in docs/papers.
 PAPERS: Mapping[str, Sequence[Claim]] = {
     "lbs": lbs.CLAIMS,
     "flashtts": flashtts.CLAIMS,
@@ -61,7 +61,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
     "asyncspade": asyncspade.CLAIMS,
 }
 
-# By name of a block, its markdown, made of any files (`read`).
+# Functions that make the markdown of each block, by the block's name.
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "accuracy": lambda: tables.accuracy(read("accuracy")),
     "accuracy-all": lambda: _whole(partial(tables.accuracy, more=True), "accuracy"),
@@ -96,16 +96,16 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 
 def pages() -> list[Path]:
-    """README and all pages of the site, without the log."""
+    """Return README and all pages of the site, except the log."""
     found = sorted(ROOT.glob("docs/**/*.md"))
     return [ROOT / "README.md", *(page for page in found if page.parent.name != "log")]
 
 
 def rewritten(text: str) -> str:
-    """A page with its blocks as the files have them.
+    """Return a page's text with all blocks generated again.
 
     Raises:
-        KeyError: for a block that nobody makes.
+        KeyError: for a block that is not in `BLOCKS`.
     """
 
     def block(match: re.Match[str]) -> str:
@@ -116,7 +116,7 @@ def rewritten(text: str) -> str:
 
 
 def read(name: str) -> dict[str, Any]:
-    """What a file says."""
+    """Return the content of docs/figures/NAME.json."""
     found: dict[str, Any] = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
@@ -126,16 +126,16 @@ def as_text(found: Found) -> str:
 
 
 def lacking() -> list[str]:
-    """Pages whose blocks are not what the files say."""
+    """Return a message for each page whose blocks are out of date."""
     return [
-        f"{file.relative_to(ROOT)}: blocks to be written anew (--write)"
+        f"{file.relative_to(ROOT)}: blocks are out of date: run with --write"
         for file in pages()
         if rewritten(text := file.read_text(encoding="utf-8")) != text
     ]
 
 
 def take_over(name: str) -> None:
-    """Put a result where blocks are made of it; of a check on a card (`gpu-...`), what it keeps."""
+    """Copy a result to docs/figures. For `gpu-...`, keep only the figures that pages show."""
     if name.startswith("gpu-"):
         found = published.figures(RESULTS / name)
     else:
@@ -148,22 +148,22 @@ def take_over(name: str) -> None:
 
 
 def write() -> None:
-    """The blocks of all pages."""
+    """Rewrite the blocks of all pages."""
     for page in pages():
         page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a result, by its file")
-    parser.add_argument("--write", action="store_true", help="write the blocks of pages")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of results to copy")
+    parser.add_argument("--write", action="store_true", help="rewrite the blocks of pages")
     given = parser.parse_args()
     for name in given.names:
         take_over(name)
     if given.write:
         write()
     left = lacking()
-    say("\n".join(left) or "all pages say what the files do")
+    say("\n".join(left) or "all blocks are up to date")
     raise SystemExit(bool(left))
 
 

@@ -1,12 +1,12 @@
-"""search-and-learn's beam search, rule for rule: a plug-in, with `--search search-and-learn`.
+"""Plugin with search-and-learn's beam search, rule by rule: `--search search-and-learn`.
 
     beamwright eval bundled:test --plugin lab/beamwright_lab/search_and_learn.py \\
         --search search-and-learn --n 16 --width 4
 
-Its rules, which the plain `beam` does not follow: every round replicates the survivors to n, so
-that a search can finish more than n paths; survivors are the last n / width of an ascending sort
-over the list of beams (its sort leaves ties open; here the later of two equals wins); of more than
-n finished paths the first n to finish count, and fewer are repeated up to n.
+It differs from `beam` in three rules. Each round replicates the survivors to n, so a search can
+finish more than n paths. Survivors are the last n / width of an ascending sort over the list of
+beams (of two equal scores, the later beam wins here; the original leaves that open). If more than n
+paths finish, the first n count; if fewer do, they are repeated up to n.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 def top_indices(scores: Sequence[float | None], count: int) -> set[int]:
-    """Places of the `count` last in an ascending stable sort; a missing score sorts first.
+    """Return the indices of the last `count` scores in a stable ascending sort.
 
-    A count of 0 means all of them.
+    None sorts first. A count of 0 means all.
     """
     order = sorted(
         range(len(scores)), key=lambda i: float("-inf") if (s := scores[i]) is None else s
@@ -35,17 +35,17 @@ def top_indices(scores: Sequence[float | None], count: int) -> set[int]:
 
 
 def in_list_order(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes of one round in the order of search-and-learn's list of beams."""
+    """Sort the nodes of one round as search-and-learn's list of beams is sorted."""
 
     def key(node: Node) -> tuple[int, ...]:
-        # Copy number of each ancestor, the newest first: the list is sorted by it.
+        # Child number of each ancestor, the newest first.
         return tuple(int(part) for part in reversed(node.lineage[1:]))
 
     return sorted(nodes, key=key)
 
 
 def final_candidates(finished: Sequence[Node], n: int) -> list[Node]:
-    """n finished paths in the order of finishing: by round, then by place in the list."""
+    """Return n finished paths, ordered by the round in which they ended, then as in the list."""
     by_round: list[Node] = []
     for depth in sorted({node.depth for node in finished}):
         by_round += in_list_order([node for node in finished if node.depth == depth])
@@ -53,7 +53,7 @@ def final_candidates(finished: Sequence[Node], n: int) -> list[Node]:
 
 
 def padded(finished: Sequence[T], n: int) -> list[T]:
-    """The first n; fewer are repeated in turn until there are n."""
+    """Return the first n; if there are fewer, repeat them in turn."""
     if not finished:
         return []
     repeats = -(-n // len(finished))
@@ -69,16 +69,16 @@ def padded(finished: Sequence[T], n: int) -> list[T]:
     finals=final_candidates,
 )
 class SearchAndLearnBeam(SearchPolicy):
-    """Stateless: the order of its list of beams is read from the tree.
+    """search-and-learn's beam search. It keeps no state: the tree gives the order of its beam list.
 
-    Survivors keep the list's order; round-robin replication makes the list s0, s1, ..., s0, ...,
-    so a beam's place is its ordinal among its parent's children times the number of survivors,
-    plus its parent's place.
+    Survivors keep the list's order, and replication makes the list s0, s1, ..., s0, s1, .... So a
+    beam's index is its number among its parent's children times the number of survivors, plus its
+    parent's index.
     """
 
     @property
     def num_survivors(self) -> int:
-        """0 keeps all, as there."""
+        """Return how many beams survive; 0 keeps all, as in search-and-learn."""
         return self.search.n // self.search.width
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:

@@ -1,8 +1,8 @@
-"""What the site has beside its written pages, and how links of the repository become its own.
+"""MkDocs hooks: generate the reference pages, and turn links into the repository into site links.
 
-`mkdocs.yml` names this file as a hook. The reference is made of what the product declares: the
-command line of its commands, the settings of their sections, HTTP of the server's OpenAPI, the keys
-of `solve --json` of a search that is made here with the bundled pair. Nothing of it is kept.
+`mkdocs.yml` names this file. The reference comes from the product itself: commands and options from
+the command line, settings from `sections.py`, HTTP from the server's OpenAPI, JSON keys from a
+search with the bundled pair. The pages are generated at each build and not stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from beamwright_lab.common import table
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/beamwright/beamwright"
-# Files of the repository that are pages of the site, too.
+# Files of the repository that are also pages of the site.
 SHOWN = {
     "CHANGELOG.md": "develop/changelog.md",
     "CONTRIBUTING.md": "develop/contributing.md",
@@ -49,7 +49,7 @@ _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages, and the files of the repository that are shown."""
+    """Add the generated pages and the pages that are files of the repository (MkDocs hook)."""
     from mkdocs.structure.files import File
 
     for source, page in SHOWN.items():
@@ -62,7 +62,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links into the repository lead there; the log is not searched."""
+    """Rewrite links into the repository, and exclude the log from search (MkDocs hook)."""
     del config, files
     path = page.file.src_uri
     if path.startswith("log/"):
@@ -73,9 +73,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def moved(text: str, source: str, page: str) -> str:
-    """A text of the file `source` as the page `page`: its links lead where they did.
+    """Return the text of the file `source` for the page `page`, with its links adjusted.
 
-    To a page of the site where there is one, else to the file in the public repository.
+    A link leads to a page of the site if there is one, else to the file on GitHub.
     """
     home = (ROOT / source).parent
 
@@ -90,7 +90,7 @@ def moved(text: str, source: str, page: str) -> str:
         shown = SHOWN.get(place) or place.removeprefix("docs/")
         if place == "README.md":
             shown = "index.md"
-        elif shown == place:  # nothing that the site has
+        elif shown == place:  # not a page of the site
             return f"{REPOSITORY}/{'tree' if file.is_dir() else 'blob'}/main/{place}{anchor}"
         return posixpath.relpath(shown, posixpath.dirname(page) or ".") + anchor
 
@@ -103,7 +103,7 @@ def moved(text: str, source: str, page: str) -> str:
 
 
 def cli_page() -> str:
-    """Every command with every option, as `--help-all` has them."""
+    """Return the page of all commands with all options, as in `--help-all`."""
     parts = [
         "# Command line",
         "Every command takes `--json` and then prints one JSON object on standard output. "
@@ -157,12 +157,12 @@ def _help(param: Any) -> str:
 
 
 def settings_page() -> str:
-    """Every setting by section: a recipe's keys, `Solver`'s options, the command line's names."""
+    """Return the page of all settings by section."""
     parts = [
         "# Settings",
-        "One declaration has each setting: it is a key of a recipe (`search: {n: 16}`), an option "
-        "of `Solver` (`n=16`), of the command line (`--n 16`) and, where a problem may have its "
-        "own, a field of the server's `search` object.",
+        "Each setting is a key of a recipe (`search: {n: 16}`), an option of `Solver` (`n=16`) and "
+        "of the command line (`--n 16`). A setting that may differ by problem is also a field of "
+        "the server's `search` object.",
     ]
     for section, info in Settings.model_fields.items():
         kind: Any = info.annotation
@@ -189,7 +189,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """What it may be: its choices, its type with its bounds, or what the help calls its value."""
+    """Return the values of a setting: its choices, its type and bounds, or its name in the help."""
     kinds = (field.annotation, *get_args(field.annotation))
     for kind in kinds:
         if get_origin(kind) is Literal:
@@ -206,7 +206,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def json_page() -> str:
-    """The keys of `solve --json`, of a search that was made for it."""
+    """Return the page of the keys of `solve --json`, with the values of a small search."""
     with Solver(n=4, width=2) as solver:
         found = solver.solve(PROBLEM).to_json()
     rows = [(f"`{key}`", f"`{value}`") for key, value in _flat(found)]
@@ -222,7 +222,7 @@ def json_page() -> str:
 
 
 def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Keys down to plain values, as `tokens.kept`; of a list its first."""
+    """Yield (dotted key, value) down to plain values; of a list, only its first item."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{place}.{key}" if place else key)
@@ -234,7 +234,7 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def http_page() -> str:
-    """The server's OpenAPI, route by route."""
+    """Return the page of the server's routes, from its OpenAPI document."""
     document = openapi()
     parts = [
         "# HTTP",
@@ -249,7 +249,7 @@ def http_page() -> str:
             if read := {name: fields[name] for name in fields if name not in NEUTRAL}:
                 parts.append(_table(("field", "type"), map(_field, read.items())))
                 idle = ", ".join(f"`{name}`" for name in fields if name in NEUTRAL)
-                parts.append(f"Taken where they change nothing, else refused: {idle}.")
+                parts.append(f"Accepted if their value changes nothing, else refused: {idle}.")
             if parameters := route.get("parameters"):
                 named = [
                     (f"`{each['name']}`", each["in"], _kind(each["schema"])) for each in parameters
@@ -259,7 +259,7 @@ def http_page() -> str:
 
 
 def openapi() -> dict[str, Any]:
-    """The document of a server of the bundled pair."""
+    """Return the OpenAPI document of a server with the bundled pair."""
     from beamwright.serve.app import make_app as make_server
     from beamwright.serve.body import ServerLimits
     from beamwright.serve.queue import RequestQueue
@@ -276,7 +276,7 @@ def _field(item: tuple[str, Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in few words."""
+    """Describe a JSON schema in a few words."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
     if "enum" in schema:
@@ -292,7 +292,7 @@ _COUNTS = ("TreeStats", "TokenCounts", "KVStats", "MemoryStats", "CacheStats", "
 
 
 def python_page() -> str:
-    """What mkdocstrings writes of the public names."""
+    """Return the page of the public names, for mkdocstrings."""
     names = ("Solver", "Solution", "Candidate")
     parts = [
         "# Python",
@@ -314,7 +314,7 @@ def _public(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _plain(text: str | None) -> str:
-    """Words of a help as a cell of a table."""
+    """Return a help text as a table cell, with markdown characters escaped."""
     words = " ".join((text or "").split())
     return re.sub(r"([\\<>|*_{}])", r"\\\1", words)
 
@@ -323,7 +323,7 @@ def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return table([dict(zip(heading, row, strict=True)) for row in rows], heading)
 
 
-# Pages of the reference, by name.
+# Functions that make the reference pages, by page name.
 GENERATED: Mapping[str, Callable[[], str]] = {
     "cli": cli_page,
     "settings": settings_page,

@@ -1,4 +1,4 @@
-"""The tables of README and docs/benchmarks.md, each made of one file of docs/figures."""
+"""Markdown tables of README and docs/benchmarks.md, each made from one file of docs/figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, str]
 
 
 def with_origin(shown: str, found: Found) -> str:
-    """A table under its command, date and commit."""
+    """Return a table with the command, date and commit that produced it above it."""
     facts = [found["machine"]["date"], f"commit {found['commit']}" if found["commit"] else ""]
     facts.append("transcribed" if "transcribed" in found.get("source", "") else "")
     said = ", ".join(each for each in facts if each)
@@ -35,7 +35,7 @@ _MORE_METHODS = {
 
 
 def accuracy(found: Found, *, more: bool = False) -> str:
-    """Right answers by method and n, of both generators. more: of all methods."""
+    """Return the accuracy of each method, n and generator. more: include the rarer methods."""
     cells = {(row["generator"], row["method"], row["n"]): row for row in found["rows"]}
 
     def value(generator: str, method: str, n: int) -> str:
@@ -50,10 +50,10 @@ def accuracy(found: Found, *, more: bool = False) -> str:
         return shown
 
     methods = {**_METHODS, **_MORE_METHODS} if more else _METHODS
-    single: Row = {"accuracy": "one sample / greedy"}
+    single: Row = {"accuracy": "one sample (mean) / greedy"}
     for each in ("weak", "strong"):
         single[f"{each}, n = 4"] = f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}"
-    spent: Row = {"accuracy": "tokens a problem, vote / beam"}
+    spent: Row = {"accuracy": "tokens per problem, vote / beam"}
     for generator, n in product(("weak", "strong"), (4, 16)):
         vote, beam = (cells[generator, how, n]["tokens / problem"] for how in ("majority", "beam"))
         spent[f"{generator}, n = {n}"] = f"{vote:,} / {beam:,}"
@@ -70,7 +70,7 @@ _PAIRS = (
 
 
 def paired(found: Found) -> str:
-    """Beam search against other ways to spend n = 16, problem by problem."""
+    """Return the accuracy of beam search minus that of other methods, paired by problem."""
     names = {method: heading for heading, method in _METHODS.items()}
     rows = []
     for generator, less in _PAIRS:
@@ -80,9 +80,9 @@ def paired(found: Found) -> str:
             if each["this"] == f"{generator}, beam, n = 16"
             and each["less"] == f"{generator}, {less}, n = 16"
         )
-        shown = {"beam search, n = 16": f"{generator}, less {names[less]}"}
+        shown = {"n = 16": f"{generator}: beam search minus {names[less]}"}
         rows.append({**shown, **{key: row[key] for key in ("difference", "95 % interval")}})
-    problems = f"Problem by problem, over {found['problems']} problems:"
+    problems = f"Difference in accuracy on the same {found['problems']} problems:"
     return f"{problems}\n\n{table(rows, list(rows[0]))}"
 
 
@@ -94,7 +94,7 @@ _SIDES = {
 
 
 def speed(found: Found) -> str:
-    """Seconds of a whole search, beside other engines."""
+    """Return the seconds of a whole search, compared with loops over other engines."""
     cells = {(row["n"], row["side"]): row for row in found["rows"]}
     rows = []
     for heading, side in _SIDES.items():
@@ -103,7 +103,7 @@ def speed(found: Found) -> str:
             own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
             factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
             best = cells[n, side].get("s / problem, best rounds")
-            least = "" if best is None else f"; {best:.2f} by each problem's best round"
+            least = "" if best is None else f"; {best:.2f} in each problem's best round"
             row[f"n = {n}"] = f"{theirs:.2f}{factor}{least}"
         row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
         rows.append(row)
@@ -111,7 +111,7 @@ def speed(found: Found) -> str:
 
 
 def speed_sentence(found: Found) -> str:
-    """README's sentence on a whole search on a CPU, next to the loops over other engines."""
+    """Return README's sentence that compares a search on a CPU with loops over other engines."""
     seconds = {row["side"]: row["s / problem"] for row in found["rows"] if row["n"] == 64}
     loops = " and ".join(
         f"a {name} takes {seconds[side]:.2f} s "
@@ -126,7 +126,7 @@ def speed_sentence(found: Found) -> str:
 
 
 def paths(found: Found) -> str:
-    """Median tokens a second, and peak memory, by each side."""
+    """Return median tokens per second, peak memory and used bandwidth of each engine."""
     cells = {
         (row["weights"], row["n"], row.get("beside", 0), row["side"]): row for row in found["rows"]
     }
@@ -139,7 +139,9 @@ def paths(found: Found) -> str:
             for side in sides:
                 name = "Beamwright" if side == "beamwright" else side
                 value = cells.get((weights, n, beside, side), {}).get(key, "-")
-                row[f"{name}, {key}"] = value if isinstance(value, str) else f"{value:,}"
+                row[f"{name}, {key.replace('read share', 'of bandwidth')}"] = (
+                    value if isinstance(value, str) else f"{value:,}"
+                )
         rows.append(row)
     return table(rows, list(rows[0]))
 
@@ -148,58 +150,62 @@ _OF_LBS = {"hit": "hit", "exact": "exact", "fitted": "fitted", "miss": "**miss**
 
 
 def lbs(found: Found) -> str:
-    """Every figure of the LBS paper: its number, ours, whether that is a hit, and why not."""
+    """Return a row per figure of the LBS paper: its number, ours, and whether they agree."""
     rows = [
         {
             "figure": each["figure"],
-            "what": each["what"],
-            "the paper": each["paper"],
+            "quantity": each["what"],
+            "paper": each["paper"],
             "ours": each["ours"],
             "verdict": _OF_LBS[each["verdict"]],
-            "why": each["why"] or "-",
+            "remark": each["why"] or "-",
         }
         for each in found["table"]
         if each["verdict"] is not None
     ]
     told = [each["verdict"].strip("*") for each in rows]
     counts = ", ".join(f"{told.count(kind)} {kind}" for kind in dict.fromkeys(told))
-    return f"{len(rows)} figures: {counts}.\n\n{table(rows, list(rows[0]))}"
+    return (
+        f"{len(rows)} figures: {counts}. *Exact*: the same number. *Hit*: as the paper says, or "
+        "close to it.\n*Fitted*: a constant was chosen to match it. *Miss*: none of these.\n\n"
+        f"{table(rows, list(rows[0]))}"
+    )
 
 
 def frontier(found: Found) -> str:
-    """A line for each search: the floor, and the fastest engine's seconds over ours."""
+    """Return a row per search: our seconds, and those of the floor and the fastest engine."""
     cells = {(line["search"], line["percent"]): line for line in found["lines"]}
     rows = []
     for search in dict.fromkeys(search for search, _ in cells):
         row: Row = {"search": search}
-        for percent, share in ((25, "a quarter"), (10, "a tenth")):
+        for percent, share in ((25, "quarter"), (10, "tenth")):
             line = cells.get((search, percent))
             row |= {
-                f"{share}, GiB": f"{line['gib']:.2f}" if line else "",
-                f"ours, s, {share}": f"{line['ours_s']:.1f}" if line else "no fit",
-                f"over the floor, {share}": f"{line['over_floor']:.2f}" if line else "",
-                f"best engine, {share}": f"{line['once']:.2f}" if line else "",
-                f"by row, {share}": f"{line['by_row']:.2f}" if line else "",
+                f"{share} of the KV, GiB": f"{line['gib']:.2f}" if line else "",
+                f"{share}: ours, s": f"{line['ours_s']:.1f}" if line else "no fit",
+                f"{share}: over the floor": f"{line['over_floor']:.2f}" if line else "",
+                f"{share}: best engine": f"{line['once']:.2f}" if line else "",
+                f"{share}: by row": f"{line['by_row']:.2f}" if line else "",
             }
         rows.append(row)
     return table(rows, list(rows[0]))
 
 
 def _span(of: Mapping[str, float]) -> str:
-    """Least to most, and the geometric mean."""
+    """Return "minimum-maximum (geometric mean)"."""
     return f"{of['least']:.2f}-{of['most']:.2f} ({of['mean']:.2f})"
 
 
 def frontier_shares(found: Found) -> str:
-    """The same by share of the KV."""
+    """Return ranges over all searches, by the share of the KV that the card holds."""
     rows = [
         {
-            "KV": percent,
+            "KV held": percent,
             "searches that fit": str(share["searches"]),
-            "GiB": f"{share['gib']['least']:.2f}-{share['gib']['most']:.1f}",
+            "KV budget, GiB": f"{share['gib']['least']:.2f}-{share['gib']['most']:.1f}",
             "best engine": _span(share["once"]),
             "by row": _span(share["by_row"]),
-            "ours over the floor": _span(share["over_floor"]),
+            "over the floor": _span(share["over_floor"]),
         }
         for percent, share in found["shares"].items()
     ]
@@ -207,24 +213,24 @@ def frontier_shares(found: Found) -> str:
 
 
 def frontier_batching(found: Found) -> str:
-    """What each way to batch takes over the one that is chosen."""
+    """Return the time of each batching mode, divided by that of the mode `auto` chooses."""
     rows = []
     for percent, share in found["shares"].items():
         ways = {name: span for name, span in share["batching"].items() if name != "auto"}
-        rows.append({"over auto": percent, **{name: _span(span) for name, span in ways.items()}})
+        rows.append({"KV held": percent, **{name: _span(span) for name, span in ways.items()}})
     return table(rows, list(rows[0]))
 
 
 def hybrids(found: Found) -> str:
-    """What states cost on a card, as they are kept."""
+    """Return the cost of recurrent states that do not fit on a card (float32 states only)."""
     rows = [
         {
-            "n = 64, int4": row["model"],
+            "model, int4, n = 64": row["model"],
             "card, `--memory`": f"{row['card']}, {row['memory']}",
-            "tokens of a step": row["steps"],
-            "KV and states, GiB": f"{row['needed_bytes'] / 2**30:.1f}",
-            "has": f"{row['budget_bytes'] / 2**30:.1f}",
-            "seconds over a card that holds all": f"{row['over']:.2f}",
+            "tokens per step": row["steps"],
+            "KV and states need, GiB": f"{row['needed_bytes'] / 2**30:.1f}",
+            "the card has, GiB": f"{row['budget_bytes'] / 2**30:.1f}",
+            "time over that of a card that holds all": f"{row['over']:.2f}",
         }
         for row in found["rows"]
         if row["states"] == "float32"
@@ -233,20 +239,20 @@ def hybrids(found: Found) -> str:
 
 
 _LEVER_COLUMNS = {
-    "ours is faster by": "gain",
-    "best engine, both have it": "once",
-    "by row, both": "by_row",
-    "best engine as it is": "as_they_are",
-    "by row, as it is": "as_they_are_by_row",
+    "our speedup": "gain",
+    "best engine with it": "once",
+    "by row with it": "by_row",
+    "best engine without it": "as_they_are",
+    "by row without it": "as_they_are_by_row",
 }
 
 
 def frontier_levers(found: Found) -> str:
-    """What levers give at a quarter of the KV; who is ahead where both sides have them."""
+    """Return the effect of options such as 8-bit KV, with a quarter of the KV, on both sides."""
     own, theirs = (found[name]["accepted"] for name in ("drafts", "rivals_drafts"))
     rows = []
     for lever, share in found["shares"]["25 %"]["levers"].items():
         columns = {heading: _span(share[name]) for heading, name in _LEVER_COLUMNS.items()}
-        rows.append({"with": lever, **columns})
-    said = f"Drafts: {own} tokens accepted per row and pass here, {theirs} by the others."
+        rows.append({"option": lever, **columns})
+    said = f"Accepted draft tokens per row and pass: {own} for us, {theirs} for the other engines."
     return f"{said}\n\n{table(rows, list(rows[0]))}"

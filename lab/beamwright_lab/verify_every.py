@@ -1,9 +1,10 @@
-"""Seconds and tokens of a search whose verifier scores every g-th step only (VG-Search).
+"""Measures searches whose verifier scores only every g-th step (VG-Search).
 
     python -m beamwright_lab.verify_every --model FILE.gguf --verifier judge:FILE.gguf
 
-Every g solves each problem in turn, with one solver. What decides is what a call of the verifier
-costs: a reward model on the tree reads a token once however often it is asked; a judge writes.
+For each problem, every g solves it in turn with the same solver. The gain depends on the cost of a
+verifier call: a reward model keeps its KV and reads each token once for any g, while a judge
+generates text in each call.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_a_recorded_tree(cli, recorded):
     assert report["width"] is report["seed"] is report["step_tokens"] is None
     assert report["schedules"]["in-gpu/tree"]["groups"] == 2
     outcome = cli(*words, "--n", "8")
-    assert (outcome.code, "--n describes a made-up search" in outcome.err) == (2, True)
+    assert (outcome.code, "--n: only for made-up searches" in outcome.err) == (2, True)
 
 
 def test_a_table_for_people(cli):
@@ -61,7 +61,7 @@ def test_engines_that_exist_stand_beside_all_schedules(cli):
 def test_engines_know_no_verifier(cli):
     words = [*SMALL, "--memory", "16GiB", "--verifier", "qwen2.5-0.5b"]
     assert cli(*words, "--json").json["engines"] is None
-    assert "engines are left out: their rules know no verifier" in cli(*words).out
+    assert "no engines were simulated: they support no verifier" in cli(*words).out
     outcome = cli(*words, "--engines", "vllm")
     assert (outcome.code, "--engines vllm" in outcome.err) == (2, True)
 

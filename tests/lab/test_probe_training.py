@@ -71,4 +71,4 @@ def test_runs_without_paths_or_of_few_problems(finished, tmp_path, capsys):
     records = [{**json.loads(line), "prompt_ids": []} for line in lines[:2]]
     (few / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     assert main(["probe", "train", str(few), "--out", str(tmp_path / "head")]) == 2
-    assert "holds no paths; it has to be a run of `eval --paths`" in capsys.readouterr().err
+    assert "holds no paths; run `eval` with --paths" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Baselines that the papers compare with.
+"""Baselines of the papers: layer-wise offloading, SelectSPEC, other readings of AsyncSpade's Eq. 2.
 
-An entry point of this package: what it declares joins the wheel's wherever the lab is installed.
+The lab's package has an entry point for this module, so its options join Beamwright's own wherever
+the lab is installed.
 """
 
 from beamwright_lab.baselines.bins import by_bins

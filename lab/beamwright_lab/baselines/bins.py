@@ -1,7 +1,7 @@
-"""FlashTTS's SelectSPEC (section 4.1.1), `--foresight bins`: who is speculated by the score before.
+"""FlashTTS's SelectSPEC (section 4.1.1), `--foresight bins`: speculation by the last scores.
 
-The last scores of a round's beams are divided into `width` bins of equal size; a step whose score
-lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
+The scores of the beams' previous steps are divided into `width` bins of equal size; bin 1 is the
+best. A beam in bin j may get width - j + 1 speculative children.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from beamwright.tree import Node
 
 
 def by_bins(beams: Sequence[Node], width: int, max_depth: int | None = None) -> list[Prospect]:
-    """SelectSPEC as published: M_i = width - j + 1 children by the bin of the score before."""
+    """Return the beams to speculate on, best first, each with at most width - j + 1 children."""
     shares = ranks([None if beam.parent is None else beam.parent.score for beam in beams])
     branches = [min(width, 1 + int(share * width)) for share in shares]
     return best_first(

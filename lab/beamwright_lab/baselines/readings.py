@@ -1,7 +1,7 @@
-"""Other readings of AsyncSpade's equations: `--sparse asyncspade-printed` and `asyncspade-ridge`.
+"""Other readings of AsyncSpade's Eq. 2: `--sparse asyncspade-printed` and `asyncspade-ridge`.
 
-printed: Eq. 2, which has the softmax inside what is minimised and so no closed form. ridge: without
-any softmax.
+printed: Eq. 2 as printed, with the softmax inside the minimised term, so it has no closed form.
+ridge: ridge regression without a softmax.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ _STEPS, _RATE = 80, 0.2
 
 
 def weigh_as_printed(values: Tensor) -> Tensor:
-    """Weights [..., W, W] whose logits minimise Eq. 2, by Adam: a fixed number of steps, so that
-    every row's bits are its own. In float64: what is nearly still is divided by how still it is."""
+    """Return weights [..., W, W] whose logits minimise Eq. 2 as printed, found with Adam.
+
+    The number of steps is fixed, so that a row's result does not depend on other rows. float64,
+    because Adam divides small gradients by their own size.
+    """
     import torch
 
     from beamwright.sparse.predict import RIDGE, inside_of, normal_equations
@@ -39,7 +42,7 @@ def weigh_as_printed(values: Tensor) -> Tensor:
 
 
 def weigh_by_ridge(values: Tensor) -> Tensor:
-    """Ridge regression alone."""
+    """Return the weights [..., W, W] of ridge regression without softmax."""
     from beamwright.sparse.predict import regress
 
     return regress(values)

@@ -1,1 +1,1 @@
-"""Sameness, resuming, the simulator and answer equivalence, on more cases than tests have."""
+"""Checks that trees stay the same under many options, on more cases than the tests have."""

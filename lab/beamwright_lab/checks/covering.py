@@ -1,4 +1,4 @@
-"""Pairwise covering arrays: few rows in which every two settings meet. Tests use it, too."""
+"""Pairwise covering arrays: few combinations of settings in which each pair of values occurs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ Row = Mapping[str, Any]
 
 
 def pairs(row: Row) -> set[Any]:
+    """Return all pairs of (factor, value) of a row."""
     return set(combinations(sorted(row.items()), 2))
 
 
 def covering_array(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """Rows in which every pair of values of two factors occurs; greedy, deterministic."""
+    """Return rows in which each pair of values of two factors occurs (greedy, deterministic)."""
     bits: dict[Any, int] = {}
-    rows: list[tuple[tuple[int, ...], int]] = [((), 0)]  # places of values; bits of their pairs
+    rows: list[tuple[tuple[int, ...], int]] = [((), 0)]  # indices of values; bit set of their pairs
     for later, values in enumerate(factors.values()):
         rows = [
             ((*row, at), met + _bits_of(bits, row, (later, at)))
@@ -33,6 +34,6 @@ def covering_array(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
 
 
 def _bits_of(bits: dict[Any, int], row: tuple[int, ...], value: tuple[int, int]) -> int:
-    """Bits of the pairs of one more value with those of a row, a bit for each pair there is."""
+    """Return the bits of the pairs that `value` forms with a row; new pairs get a new bit."""
     met = ((place, at, *value) for place, at in enumerate(row))
     return sum(1 << bits.setdefault(pair, len(bits)) for pair in met)

@@ -1,18 +1,18 @@
-"""Does any set of options break a promise on a model of the user's? Random ones, and a matrix.
+"""Checks a model of your own with random sets of options: is the tree always the expected one?
 
-A set is drawn in two halves. What decides the tree (numbers, attention, strategy, steps, sampling)
-is also searched alone, with all KV on the device. What must not decide it (schedule, KV memory from
-the least that a path needs, executor, speculation, drafts, batches) is added; some sets are resumed
-from the checkpoint of their first round. Then a set is
-- equal; inexact: another tree, of which the run says so; refused: in one line; capacity: KV memory
-  is less than the least, or the schedule needs more;
-- or bad: another tree under `exact`, a traceback, too little KV memory with as much as the least,
-  a default that fails where `--schedule locality` or `PLAINEST` answers.
+A set has two halves. One decides the tree: dtype, attention, strategy, steps, sampling. It is first
+searched alone with all KV on the device. The other must not change the tree: schedule, KV memory
+(down to the least that a path needs), executor, speculation, drafts, batching. Some sets are also
+resumed from the checkpoint of their first round. The outcome of a set is
+- good: `equal`; `inexact` (another tree, and the run said `exact: false`); `refused` in one line;
+  `capacity` (KV memory below the least, or the schedule needs more);
+- bad: another tree under `exact`, a traceback, too little KV memory although the least was given,
+  or a default that fails where `--schedule locality` or `PLAINEST` works.
 
     python -m beamwright_lab.checks.options --model FILE.gguf --sets 300
 
-`--only 17` is set 17 again. `--matrix`: one search, by numbers, shares of its KV, and schedules.
-Models are loaded once, and the self-test of those that are alike is asked once.
+`--only 17` repeats set 17. `--matrix` runs one search for each dtype, share of its KV and schedule.
+Models are loaded once, and models of one kind share one self-test.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ DECIDE: dict[str, list[Any]] = {
     "verifier": [None, "logprob", "logprob"],
     "seed": [0, 61],
 }
-# What may not change a tree; of KV memory, times the least that a path needs.
+# Options that must not change a tree. kv_memory: a multiple of the least that a path needs.
 FREE: dict[str, list[Any]] = {
     "schedule": [None, None, None, None, None, "locality", "in-gpu", "layerwise"],
     "kv_memory": [0.8, 1.0, 1.0, 1.0, 1.05, 1.3, 2.0, 4.0, None],
@@ -99,7 +99,7 @@ PROBLEM = "Eva had 9 cards; she lost 4. How many?"
 
 
 def random_sets(model: str, numbers: Sequence[int], seed: int) -> Options:
-    """These sets, one by one; each has a random stream of its own."""
+    """Run these sets one by one; each has its own random stream. Return counts and the bad sets."""
     counts: Counter[str] = Counter()
     bad: list[Options] = []
     for number in numbers:
@@ -111,7 +111,7 @@ def random_sets(model: str, numbers: Sequence[int], seed: int) -> Options:
 
 
 def one_set(model: str, number: int, seed: int) -> Options:
-    """Its outcome; drawn again until its options go together. Neighbours share what decides."""
+    """Draw and run a set, again if its options are refused. Sets near each other share the tree."""
     found: Options = {}
     for attempt in range(50):
         of_numbers, of_tree, draw = (
@@ -135,8 +135,10 @@ def _drawn(values: Mapping[str, Sequence[Any]], draw: random.Random) -> Options:
 
 
 def matrix(model: str) -> Options:
-    """One search in each of `HOW`, by shares of the KV that it needs with all on the device:
-    outcomes of each of `CELLS`, and of verifying its receipt."""
+    """Run one search for each dtype of `HOW`, share of its KV and schedule of `CELLS`.
+
+    Return the outcomes, and that of verifying the search's receipt with the same KV.
+    """
     rows: list[Options] = []
     for how in HOW:
         decide = {"model": model, **SHOWN, "step_tokens": 16, **how}
@@ -149,7 +151,7 @@ def matrix(model: str) -> Options:
             rows.append({**row, "verify": _verified(alone, budget)})
             say(f"  {rows[-1]}")
     say(table(rows, [*rows[0]]))
-    good = {"equal", "inexact", "refused"}  # as layer-wise is for layers with windows
+    good = {"equal", "inexact", "refused"}  # layer-wise refuses layers with windows
     ok = all(row[name] in good for row in rows for name in (*CELLS, "verify"))
     return {"model": model, "rows": rows, "ok": ok}
 
@@ -158,7 +160,7 @@ def matrix(model: str) -> Options:
 
 
 def tried(decide: Options, free: Options, *, resumes: bool = False) -> Options:
-    """What becomes of a search whose tree is known; KV memory as a fraction is of the least."""
+    """Return the outcome of a set. kv_memory: bytes, or a float as a multiple of the least."""
     told, enough = {"decide": decide, "free": free}, True
     try:
         alone, least = _alone(tuple(decide.items()))
@@ -181,7 +183,7 @@ def tried(decide: Options, free: Options, *, resumes: bool = False) -> Options:
 
 
 def _solved(options: Options, alone: Solution, resumes: bool = False) -> Options:
-    """The outcome of one search, and of another one that goes on from its first round."""
+    """Return the outcome of a search, and of resuming it from the checkpoint of its first round."""
     with tempfile.TemporaryDirectory() as folder, _cheaply():
         file, half = Path(folder, "now"), Path(folder, "half")
 
@@ -205,7 +207,7 @@ def _solved(options: Options, alone: Solution, resumes: bool = False) -> Options
 
 
 def _verified(alone: Solution, budget: int) -> str:
-    """The outcome of `beamwright verify` with so much KV memory."""
+    """Return the outcome of `beamwright verify` with this KV budget in bytes."""
     with tempfile.TemporaryDirectory() as folder, _cheaply():
         file = Path(folder, "receipt.json")
         file.write_text(json.dumps(alone.receipt), encoding="utf-8")
@@ -224,7 +226,7 @@ def _alone(decide: tuple[tuple[str, Any], ...]) -> tuple[Solution, int]:
 
 
 def _once(function: Callable[..., Any], key: Callable[..., object]) -> Callable[..., Any]:
-    """The function, but that its last few results are kept."""
+    """Wrap a function so that its last six results are cached. key: makes the cache key."""
     kept: dict[object, Any] = {}
 
     def found(*args: Any, **named: Any) -> Any:
@@ -253,9 +255,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--sets", type=int, default=300)
-    parser.add_argument("--only", type=int, help="this set alone")
+    parser.add_argument("--only", type=int, help="run only this set")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--matrix", action="store_true", help="numbers x KV memory x schedules")
+    parser.add_argument("--matrix", action="store_true", help="dtypes x KV budgets x schedules")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.matrix:

@@ -1,15 +1,15 @@
-"""Random settings over the options of the four papers: the tree of the plain ones, or one line.
+"""Checks random combinations of the four papers' options: the tree must not change.
 
-A set is drawn in two halves. What decides the tree (strategy, width, steps, sampling, sparse
-decoding) is also searched plainly: alone, all KV on the device, nothing decoded ahead. What must
-not decide it (LBS's schedules, FlashTTS's speculation and splits, the thesis's ways to explore,
-AsyncSpade's home on the host, evictions, parking, drafts, batches) is added, for several problems
-in flight. Then every tree is the plain one, or the solver says in one line what does not go
-together or what there is no room for. `speculation=truncate` alone grows another tree.
+A set has two halves. One decides the tree: strategy, width, steps, sampling, sparse decoding. It is
+also searched plainly: alone, all KV on the device, no speculation. The other must not change the
+tree: LBS's schedules, FlashTTS's speculation and splits, the thesis's exploration modes, KV on the
+host as in AsyncSpade, eviction, parking, drafts, batching, several problems in flight. Each tree
+must be the plain one, or the solver must say in one line which options conflict or what does not
+fit. Only `speculation=truncate` may grow another tree.
 
     python -m beamwright_lab.checks.papers --sets 200
 
-Every set has a random stream of its own, so that `--first 73 --sets 1` is that set again.
+Each set has its own random stream, so `--first 73 --sets 1` repeats set 73.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BUDGETS = ("30KiB", "60KiB", "120KiB", "300KiB", "600KiB", "1MiB", "2MiB", "4Mi
 
 PLAIN: Mapping[str, Any] = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
 
-# What may not change the tree, but for `speculation=truncate`.
+# Options that must not change the tree, except `speculation=truncate`.
 FREE: Mapping[str, Sequence[Any]] = {
     # LBS
     "schedule": ["auto", "auto", "locality", "locality", "in-gpu", "layerwise"],
@@ -67,36 +67,36 @@ FREE: Mapping[str, Sequence[Any]] = {
     # the thesis
     "explore": ["continuous", "lockstep", "decoupled"],
     "executor": ["auto", "plain", "overlapped"],
-    # what came behind the papers, and meets them
+    # added after the papers
     "drafts": ["off", "off", "auto", "3"],
 }
 
-# What computes KV in another order: promised in float64.
+# Options that compute KV in another order: the tree is guaranteed in float64 only.
 _ELSEWHERE = {"evict": "recompute", "attention": "dense"}
 
 
 def drawn(number: int, seed: int) -> tuple[Options, Options, int]:
-    """What decides the trees of a set, what does not, and how many problems are in flight."""
+    """Draw a set: options that decide the tree, options that must not, and problems in flight."""
     draw = random.Random(f"papers {seed} {number}")
     free = {name: draw.choice(values) for name, values in FREE.items()}
-    # Half of the options have their default: most sets run.
+    # Half of the options keep their default, so that most sets run.
     free = {name: value for name, value in free.items() if draw.random() < 0.5}
     decide = _deciding(draw)
     if decide.get("sparse") and draw.random() < 0.4:
         free["sparse_home"] = "host"
         free.setdefault("kv_memory", draw.choice(_BUDGETS))
-    if draw.random() < 0.85:  # the others see if what does not go together is refused
+    if draw.random() < 0.85:  # the rest check that conflicting options are refused
         free = {name: value for name, value in free.items() if _goes(name, decide, free)}
     if any(free.get(name) == value for name, value in _ELSEWHERE.items()):
         decide["dtype"] = "float64"
-    own = random.Random(f"verifiers {seed} {number}")  # so that sets stay what they were
+    own = random.Random(f"verifiers {seed} {number}")  # so that older sets stay the same
     if free.get("executor") != "plain" and own.random() < 0.4:
         free["verifiers"] = own.choice([2, 3])
     return decide, {k: v for k, v in free.items() if v is not None}, draw.choice([1, 2, 3])
 
 
 def _goes(name: str, decide: Options, free: Options) -> bool:
-    """False for an option that the others rule out, as far as it is known here."""
+    """Return whether an option is compatible with the others, as far as known here."""
     schedule, sparse = free.get("schedule"), "sparse" in decide
     if free.get("sparse_home") == "host" and name == "schedule":
         return False
@@ -145,7 +145,7 @@ def _deciding(draw: random.Random) -> Options:
 
 
 def _method(draw: random.Random) -> str:
-    """A way of sparse decoding, with any of its options."""
+    """Draw a sparse method with random options, in the form of `--sparse`."""
     name, share = draw.choice([*METHODS]), draw.choice([1, 1, 2])
     options = [f"share={share}"] if share > 1 else []
     options += ["each=query"] if draw.random() < 0.3 else []
@@ -158,8 +158,10 @@ def _method(draw: random.Random) -> str:
 def tried(
     make: Make, decide: Options, free: Options, in_flight: int, problems: Sequence[Problem]
 ) -> dict[str, Any]:
-    """What becomes of a set: `equal`, `truncated` (another tree, as asked), `refused`, `capacity`;
-    or what must not be: `unequal`, `raised`, `long line`.
+    """Run a set and return its outcome.
+
+    Good: `equal`, `truncated` (another tree, as asked), `refused`, `capacity`, `inexact`. Bad:
+    `unequal`, `raised`, `long line`.
     """
     try:
         with make(**{**free, **decide}) as solver:
@@ -185,7 +187,7 @@ def tried(
 
 
 def _said(error: Exception) -> dict[str, Any]:
-    """An error that was meant to be read: of what kind, and whether it is one line."""
+    """Return the outcome of an error: its kind, or that it is not one line of text."""
     if "\n" in str(error) or not str(error):
         return {"outcome": "long line", "error": f"{type(error).__name__}: {error}"}
     kinds = {InputError: "refused", CapacityError: "capacity"}
@@ -196,19 +198,19 @@ def _said(error: Exception) -> dict[str, Any]:
 
 
 def _check_empty(solver: Solver) -> None:
-    """Nothing is held when all searches are over."""
+    """Check that no memory is in use after all searches have ended."""
     for level, use in solver.usage().levels.items():
         assert not use.used_bytes, f"{level}: {use.used_bytes} bytes are still held"
 
 
-# A set that takes so long hangs: where, is printed.
+# Seconds after which a set counts as hanging; then all stacks are printed.
 _HANGS_S = 300
 
 GOOD = ("equal", "truncated", "refused", "capacity", "inexact")
 
 
 def run(numbers: Sequence[int], seed: int, make: Make, problems: Sequence[Problem]) -> Options:
-    """All of these sets: counts by outcome, and the bad ones whole."""
+    """Run sets. Return counts by outcome, and the bad sets in full."""
     counts: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     bad: list[Options] = []

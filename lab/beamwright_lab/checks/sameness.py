@@ -1,8 +1,8 @@
-"""Does the tree depend on the schedule? Equal hashes where they are required, flip rates elsewhere.
+"""Checks that trees do not depend on order, batches or attention backend; counts token flips.
 
-1. float32, one backend: orders, splits, problems in flight and runs must give equal trees.
-2. float64: reference, dense and tree must give equal trees.
-3. float32 across backends: how often does a token flip, per million?
+1. float32, one backend: order, batch size, problems in flight and repetition must not change trees.
+2. float64: the backends reference, dense and tree must give equal trees.
+3. float32, different backends: how many tokens per million differ?
 4. Different seeds must give different trees.
 """
 
@@ -26,7 +26,7 @@ _SCORE_TOLERANCE = 1e-4
 
 
 class ArrangedSchedule:
-    """Beams in depth-first order or its reverse, in groups of at most `max_batch`."""
+    """A schedule of beams in depth-first order, or reversed, in groups of at most `max_batch`."""
 
     name = "arranged"
 
@@ -34,7 +34,7 @@ class ArrangedSchedule:
         self.backwards, self.max_batch = backwards, max_batch
 
     def plan(self, view: ScheduleView) -> Plan:
-        """See `protocols.SchedulePolicy`."""
+        """Return the groups; see `protocols.SchedulePolicy`."""
         beams = view.beams[::-1] if self.backwards else view.beams
         size = self.max_batch or max(1, len(beams))
         return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
@@ -42,7 +42,7 @@ class ArrangedSchedule:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One way to run the same search. in_flight: problems solved together."""
+    """One way to run the same searches. in_flight: problems solved at the same time."""
 
     name: str
     schedule: ArrangedSchedule = field(default_factory=ArrangedSchedule)
@@ -62,7 +62,10 @@ VARIANTS = (
 
 @dataclass
 class Grown:
-    """One problem's tree: hash, scores of the final candidates, and its nodes by lineage."""
+    """One problem's tree.
+
+    scores: of the final candidates. nodes: (tokens, stop reason, state) by lineage.
+    """
 
     tree_hash: str
     scores: list[float | None]
@@ -71,7 +74,7 @@ class Grown:
 
 
 def grow(solver: Solver, problems: Sequence[Problem], variant: Arrangement) -> list[Grown]:
-    """Solve all problems in one way."""
+    """Solve all problems in this arrangement, and return their trees."""
     solver.schedule = variant.schedule
     found: list[Grown] = []
     for start in range(0, len(problems), variant.in_flight):
@@ -103,7 +106,7 @@ def _grown(solution: Solution, tree: SearchTree) -> Grown:
 
 
 def same_trees(left: Sequence[Grown], right: Sequence[Grown]) -> dict[str, Any]:
-    """How many trees are equal, and the largest score difference among those that are."""
+    """Count equal trees, and find the largest score difference among them."""
     equal = [a.tree_hash == b.tree_hash for a, b in zip(left, right, strict=True)]
     differences = [
         abs((x or 0.0) - (y or 0.0))
@@ -121,11 +124,11 @@ def same_trees(left: Sequence[Grown], right: Sequence[Grown]) -> dict[str, Any]:
 
 
 def flips(left: Sequence[Grown], right: Sequence[Grown]) -> dict[str, Any]:
-    """Token flips between two backends.
+    """Count the tokens in which two backends' trees differ.
 
-    Steps are compared while all their ancestors agree: the first token that differs is one flip,
-    and what grows from there is not compared. `tokens` counts up to the flip. A step that only
-    one tree has, or that one keeps and the other prunes, is a difference of selection.
+    A step is compared if all its ancestors agree. Its first different token counts as one flip, and
+    its descendants are not compared. `tokens` counts compared tokens. A step that only one tree
+    has, or that only one tree prunes, is a selection difference.
     """
     num_flips = num_selections = tokens = 0
     for a, b in zip(left, right, strict=True):
@@ -210,9 +213,11 @@ def across_seeds(
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Is the tree the same?")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--limit", type=int, default=50)
-    parser.add_argument("--reference-limit", type=int, help="fewer problems for the slow oracle")
+    parser.add_argument(
+        "--reference-limit", type=int, help="problems for the slow reference backend"
+    )
     parser.add_argument("--n", type=int, default=16)
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--search", default="beam", choices=["beam", "best-of-n"])
@@ -278,7 +283,7 @@ def _flip_rates(
 
 
 def _ok(result: dict[str, Any]) -> bool:
-    """Whether docs/concepts/sameness.md is kept: layer 1 where exact, layer 2, seeds."""
+    """Return whether the promises of docs/concepts/sameness.md hold."""
     required = [
         check
         for backend in result["float32_one_backend"].values()

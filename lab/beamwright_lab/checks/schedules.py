@@ -1,11 +1,10 @@
-"""Does the tree depend on how problems are run beside each other? Equal hashes are required.
+"""Checks that trees do not depend on scheduling options or on other problems in flight.
 
-A pairwise covering array of slots, batching, KV budget, problems in flight, how they share the
-device, executor, speculation, whether its steps are scored ahead, the split of KV between generator
-and verifier, and the order of beams. Each row takes its share of the problems in
-turn, so that the rows together run all of them. Compared with every problem alone, all KV on the
-device, plain executor. Float64: a row's bits do not depend on who is beside it where the machine's
-products do.
+The rows are a pairwise covering array over slots, batching, KV budget, problems in flight,
+exploration mode, executor, speculation, scoring of speculative steps, memory split and order of
+beams. Each row runs the next problems in turn, so that together they run all. The trees must equal
+those of each problem alone with all KV on the device and the plain executor. Runs use float64, in
+which a row's result does not depend on its batch even on machines where float32's does.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Outcomes = Mapping[str, Solution | BeamwrightError]
 
 
 class Compared:
-    """Rows against what every problem finds alone."""
+    """Runs rows of options, and compares their trees with those of each problem alone."""
 
     def __init__(self, options: Mapping[str, Any], problems: Sequence[Problem]) -> None:
         self._options, self._problems = options, problems
@@ -52,7 +51,7 @@ class Compared:
         self._first = 0
 
     def run(self, row: Row, per_row: int) -> dict[str, Any]:
-        """One row, on the next problems."""
+        """Run one row of options on the next problems, and return its line of the table."""
         start, turn = time.perf_counter(), range(self._first, self._first + per_row)
         problems = [self._problems[place % len(self._problems)] for place in turn]
         self._first += per_row
@@ -76,7 +75,7 @@ class Compared:
             "kv_kib": None if budget is None else budget // 1024,
             "raised": raised,
             "ahead": sum(each.tokens.speculated for each in solved),
-            # Figures of the link are of all that were in flight together.
+            # Each solution reports the link's bytes of all problems in flight.
             "h2d_mib": round(max(each.kv.h2d_bytes for each in solved) / 2**20, 2),
             "d2h_mib": round(max(each.kv.d2h_bytes for each in solved) / 2**20, 2),
             "seconds": round(time.perf_counter() - start, 2),
@@ -85,8 +84,9 @@ class Compared:
     def _within(
         self, row: Row, options: Mapping[str, Any], problems: Sequence[Problem]
     ) -> tuple[Outcomes, int | None, int]:
-        """Outcomes, the budget, and how many problems needed more: a search that does not fit is
-        tried again with what it says that it needs, until it does.
+        """Return the outcomes, the budget in bytes, and how many problems needed more.
+
+        Searches that do not fit run again with a larger budget until they do.
         """
         in_flight = row["in_flight"]
         if row["budget"] == "in-gpu":
@@ -132,7 +132,7 @@ def _hash(found: Solution | BeamwrightError) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Do slots, budgets and company change a tree?")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--problems", type=int, default=100, help="of bundled:test")
     parser.add_argument("--per-row", type=int, default=100, help="problems of each row")
     parser.add_argument("--search", default="beam")

@@ -72,7 +72,7 @@ def _io_share(found: Found) -> Judged:
 
 def _lbs_speedup(model: str, paper: float) -> Judge:
     def judge(found: Found) -> Judged:
-        said = _value(found, "9", f"LBS as published over layer-wise, {model}")
+        said = _value(found, "9", f"LBS as published, speedup over layer-wise: {model}")
         return f"{said}x, 16 to 64 beams", grade(is_near(parse_range(said)[1], paper))
 
     return judge
@@ -86,7 +86,9 @@ def _longer_steps(found: Found) -> Judged:
 
 def _other_card(found: Found) -> Judged:
     values = [
-        float(_value(found, "13", f"LBS as published, {model}, RTX 3080 Ti, PCIe 4.0 x8")[6:])
+        float(
+            _value(found, "13", f"LBS as published, speedup: {model}, RTX 3080 Ti, PCIe 4.0 x8")[6:]
+        )
         for model in ("opt-2.7b", "qwen1.5-4b")
     ]
     holds = all(is_near(*each) for each in zip(values, (6.85, 3.52), strict=True))

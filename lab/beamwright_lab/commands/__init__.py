@@ -1,1 +1,1 @@
-"""Commands that `beamwright` has where the lab is installed."""
+"""Commands that the lab adds to `beamwright`: `simulate` and `probe`."""

@@ -1,4 +1,4 @@
-"""`beamwright probe train`: a verifier inside the generator, from one's own finished runs."""
+"""`beamwright probe train`: train a verifier head on the generator's hidden states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from beamwright.verify.find import check_models
 if TYPE_CHECKING:
     from beamwright_lab.commands.probe_fit import FinishedPath
 
-# Of a run's settings: what a hidden state depends on.
+# Settings of a run on which hidden states depend.
 _KEPT = ("model", "device", "dtype", "decoder", "attention", "context", "weights", "kv_dtype")
 _OPTIONS = ("model", "device", "dtype", "weights", "memory", "seed")
 _FIGURES = ("paths", "right", "auc", "auc_within_problem", "brier", "brier_of_the_mean", "ece")
@@ -36,19 +36,19 @@ _FIGURES = ("paths", "right", "auc", "auc_within_problem", "brier", "brier_of_th
 @with_settings(only=_OPTIONS, recipe=False)
 def probe(
     invocation: Invocation,
-    action: Literal["train"] = typer.Argument(..., metavar="train", help="Fit a head."),
+    action: Literal["train"] = typer.Argument(..., metavar="train", help="Train a head."),
     runs: list[Path] = typer.Argument(
-        ..., metavar="RUN...", help="Folders of `eval --out` with --paths, of one generator."
+        ..., metavar="RUN...", help="Folders of `eval --paths --out`, all of the same generator."
     ),
-    out: Path = option(..., "The head, for --verifier probe:HEAD.", "HEAD"),
+    out: Path = option(..., "File of the head, for --verifier probe:HEAD.", "HEAD"),
 ) -> None:
-    """Fit a head on the generator's hidden states, from which paths of finished runs were right."""
+    """Train a head on the generator's hidden states, using right and wrong paths of runs."""
     del action
     check_writable(out, "--out ")
     settings = [_settings_of(run, invocation.given) for run in runs]
     for run, its_own in zip(runs, settings, strict=True):
         if its_own.model != settings[0].model:
-            raise InputError(f"{run}: is of another generator than {runs[0]}")
+            raise InputError(f"{run}: made by another generator than {runs[0]}")
     paths = [path for run in runs for path in _paths_of(run)]
     check_models(settings[0].model)
     with quiet_stdout():
@@ -58,7 +58,7 @@ def probe(
     if invocation.as_json:
         print_json({"head": str(out), **report})
         return
-    table = figures_table("of other problems", [name.replace("_", " ") for name in _FIGURES])
+    table = figures_table("on held-out problems", [name.replace("_", " ") for name in _FIGURES])
     for name in ("steps", "answers"):
         add_row(table, name, *(_shown(report[name][figure]) for figure in _FIGURES))
     Console().print(table)
@@ -71,11 +71,11 @@ def _train(solver: Any, paths: Sequence[FinishedPath], out: Path) -> Mapping[str
 
     model, generator = solver.settings.model.model, solver.identities()["generator"]
     if generator is None:
-        raise InputError(f"--model {model}: has no files that a head could be of")
+        raise InputError(f"--model {model}: a head needs a generator with files")
     with solver, solver.threads.in_use():
 
         def heard(count: int) -> None:
-            solver.progress.doing(f"{count:,} paths read again, of at most {len(paths):,}")
+            solver.progress.doing(f"hidden states of {count:,} paths, of at most {len(paths):,}")
 
         examples = read_examples(solver.generator, paths, heard)
         solver.progress.doing(f"fitting a head on {len(examples):,} paths")
@@ -86,30 +86,34 @@ def _train(solver: Any, paths: Sequence[FinishedPath], out: Path) -> Mapping[str
 
 
 def _settings_of(run: Path, given: Mapping[str, Any]) -> Settings:
-    """Those of a solver that reads a run's paths again. Raises InputError that names the run."""
+    """Return the settings with which to read a run's paths again.
+
+    Raises:
+        InputError: if the folder holds no run, or its generator gives no hidden states.
+    """
     written = read_json_object(run / "settings.json", "the settings of a run")
     try:
         model = written["settings"]["model"]
         kept = {name: model[name] for name in _KEPT if name in model}
     except (KeyError, TypeError) as error:
-        raise InputError(f"{run}: its settings.json is of no run") from error
+        raise InputError(f"{run}: its settings.json is not that of a run") from error
     settings = Settings.build(**{**kept, **given}, verifier="none", search="majority")
     if settings.model.runs_elsewhere:
         raise InputError(
-            f"{run}: is of --model {settings.model.model}, which gives no hidden states"
+            f"{run}: made with --model {settings.model.model}, which gives no hidden states"
         )
     return settings
 
 
 def _paths_of(run: Path) -> Iterator[FinishedPath]:
-    """The paths of a run's problems whose answers are known."""
+    """Yield the paths of a run that are known to be right or wrong."""
     from beamwright_lab.commands.probe_fit import FinishedPath
 
     file = run / "results.jsonl"
     records, _ = parse_records(file, read_file(file))
     kept = [record for record in records.values() if record.prompt_ids]
     if not kept:
-        raise InputError(f"{run}: holds no paths; it has to be a run of `eval --paths`")
+        raise InputError(f"{run}: holds no paths; run `eval` with --paths")
     for record in kept:
         for each in record.candidates:
             if each.get("correct") is None or not each["steps"]:

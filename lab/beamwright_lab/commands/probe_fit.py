@@ -1,11 +1,9 @@
-"""Fits the head of `verify.probe` on finished paths: their hidden states, and which were right.
+"""Trains the head of `verify.probe` on the hidden states of finished paths.
 
-A path has one label, whether its answer was right, and the head one value for each token: their
-product is fitted to the label, so that nobody has to say where a path went wrong. Inner steps need
-no label of their own then: what is fitted for the whole path is a product over its steps. Equal
-paths are one, whose label is the share of them that were right, weighted by their number.
-States are read by prefill, each path once. Problems are parted, never paths: most are trained on,
-some say when to stop, and the report is of others still.
+The head gives a probability for each token; their product is fitted to the path's label, whether
+its answer was right. So steps need no labels of their own. Equal paths count as one example: its
+label is the share of them that was right, its weight their number. Prefill reads each path once.
+Problems, not paths, are split: 70 % are for training, 15 % for early stopping, 15 % for the report.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ _PATHS_AT_ONCE = 16
 _STATES_BYTES = 2 << 30
 _WIDTH, _EPOCHS, _PATIENCE, _BATCH = 128, 40, 5, 64
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 0.05
-_FIRST_BIAS = 3.0  # a token is likely right
+_FIRST_BIAS = 3.0  # initially, a token is probably right
 _SURE = -1e-6
-_PARTS = (70, 85)  # percent of problems: below the first trained on, below the second stop it
+_PARTS = (70, 85)  # percentiles of problems: training, early stopping, report
 _LEAST_PROBLEMS = 20
 _BINS = 10
 _Array = NDArray[np.float64]
@@ -40,9 +38,10 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FinishedPath:
-    """A path of one's own runs. problem: its text. tokens: the prompt's, and all steps'.
+    """A path of a finished run.
 
-    prompt: tokens of it; ends: up to the end of each step. right: the path's answer is.
+    problem: its text. tokens: of the prompt and all steps. prompt: number of prompt tokens.
+    ends: number of tokens up to the end of each step. right: the path's answer is correct.
     """
 
     problem: str
@@ -55,7 +54,7 @@ class FinishedPath:
     def of(
         cls, problem: str, prompt: Sequence[int], steps: Sequence[Sequence[int]], *, right: bool
     ) -> FinishedPath:
-        """From what `eval --paths` keeps of a candidate."""
+        """Make a path from what `eval --paths` stores of a candidate."""
         tokens = *prompt, *(token for step in steps for token in step)
         ends = list(accumulate(map(len, steps), initial=len(prompt)))[1:]
         return cls(problem, tokens, len(prompt), ends, right)
@@ -63,7 +62,7 @@ class FinishedPath:
 
 @dataclass(frozen=True)
 class Example:
-    """Equal paths. rows: [tokens, features]; right: the share of them that is; weight: how many."""
+    """Equal paths. rows: [tokens, features]. right: share that is right. weight: how many."""
 
     path: FinishedPath
     rows: Tensor
@@ -71,12 +70,12 @@ class Example:
     weight: int
 
 
-# --- what is read of paths ------------------------------------------------------------------------
+# --- hidden states of paths -----------------------------------------------------------------------
 
 
 @torch.inference_mode()
 def _rows(model: TreeModel, paths: Sequence[FinishedPath]) -> list[Tensor]:
-    """What a head reads of each path's reply, on the CPU; no KV is kept."""
+    """Return the head's input for each path's reply, [tokens, features] on the CPU; keep no KV."""
     requests = [
         PrefillRequest(
             (),
@@ -104,8 +103,10 @@ def _rows(model: TreeModel, paths: Sequence[FinishedPath]) -> list[Tensor]:
 def read_examples(
     model: TreeModel, paths: Sequence[FinishedPath], heard: Callable[[int], None]
 ) -> list[Example]:
-    """Of equal paths one; of each problem's paths as many as there is room for, some of every
-    problem. heard: of paths read so far."""
+    """Return examples: one for equal paths, as many as fit in memory, and some of each problem.
+
+    heard: called with the number of examples read so far.
+    """
     alike = dict[tuple[str, tuple[int, ...]], list[bool]]()
     first = dict[tuple[str, tuple[int, ...]], FinishedPath]()
     for path in paths:
@@ -136,10 +137,10 @@ def read_examples(
 
 
 def fit(examples: Sequence[Example], seed: int = 0) -> tuple[list[Tensor], dict[str, Any]]:
-    """The tensors of a head, and the report of its training.
+    """Train a head. Return its tensors and the report of its training.
 
     Raises:
-        InputError: for fewer problems than can be parted, or paths that are all right, or wrong.
+        InputError: if there are too few problems, or if all paths are right, or all wrong.
     """
     parts: list[list[Example]] = [[], [], []]
     for example in examples:
@@ -147,11 +148,11 @@ def fit(examples: Sequence[Example], seed: int = 0) -> tuple[list[Tensor], dict[
     problems = [len({example.path.problem for example in part}) for part in parts]
     if sum(problems) < _LEAST_PROBLEMS or not all(problems):
         raise InputError(
-            f"probe train: {sum(problems)} problems with paths; {_LEAST_PROBLEMS} or more are "
-            "needed, to train on most and report on others"
+            f"probe train: the runs have {sum(problems)} problems with paths; at least "
+            f"{_LEAST_PROBLEMS} are needed for training, stopping and the report"
         )
     if any({example.right for example in part} in ({0.0}, {1.0}) for part in parts):
-        raise InputError("probe train: all paths are right, or all wrong: there is nothing to tell")
+        raise InputError("probe train: all paths are right, or all wrong; both are needed")
     tensors, epochs = _trained(parts[0], parts[1], seed)
     report: dict[str, Any] = {
         "problems": dict(zip(("trained", "stopping", "reported"), problems, strict=True)),
@@ -166,7 +167,7 @@ def fit(examples: Sequence[Example], seed: int = 0) -> tuple[list[Tensor], dict[
 
 
 def _part(problem: str) -> int:
-    """0 trained on, 1 says when to stop, 2 reported: by the problem's text, whatever the run."""
+    """Return 0 (training), 1 (early stopping) or 2 (report), by a hash of the problem's text."""
     percent = int(hashlib.sha256(problem.encode()).hexdigest(), 16) % 100
     return sum(percent >= limit for limit in _PARTS)
 
@@ -174,7 +175,7 @@ def _part(problem: str) -> int:
 def _trained(
     examples: Sequence[Example], others: Sequence[Example], seed: int
 ) -> tuple[list[Tensor], int]:
-    """The tensors of the epoch that told best which of the others are right, and its number."""
+    """Train; return the tensors of the epoch with the lowest loss on `others`, and its number."""
     generator = torch.Generator().manual_seed(seed)
     known = torch.cat([example.rows for example in examples])
     deviation, mean = known.std(0), known.mean(0)
@@ -192,7 +193,7 @@ def _trained(
     optimiser = torch.optim.AdamW(tensors, _LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
 
     def loss(some: Sequence[Example]) -> tuple[Tensor, int]:
-        """Summed over paths, and how many there are."""
+        """Return the loss summed over paths, and their number."""
         values = _logs(tensors, (torch.cat([each.rows for each in some]) - mean) / deviation)
         sums = torch.stack([part.sum() for part in values.split([len(e.rows) for e in some])])
         sums = sums.clamp(max=_SURE)
@@ -218,23 +219,22 @@ def _trained(
         elif epoch - epochs >= _PATIENCE:
             break
     weight, bias, *rest = best
-    weight = weight / deviation  # of rows as they are
+    weight = weight / deviation  # for rows that are not normalised
     return [weight, bias - weight @ mean, *rest], epochs
 
 
 def _logs(tensors: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """Log of the chance that each token is right [tokens]."""
+    """Return the log probability that each token is right, [tokens]."""
     first, first_bias, last, last_bias = tensors
     logits = torch.relu(rows @ first.T + first_bias) @ last.T + last_bias
     return torch.nn.functional.logsigmoid(logits[:, 0])
 
 
-# --- how good it is -------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def _reported(tensors: Sequence[Tensor], examples: Sequence[Example]) -> dict[str, Any]:
-    """How well chances tell which paths are right: at the end of each `step`, as far as it had
-    gone, and of whole `answers`."""
+    """Return how well the head tells right from wrong paths: at each step's end, and at the end."""
     at_steps, at_ends = list[tuple[str, float, float, int]](), list[tuple[str, float, float, int]]()
     for each in examples:
         with torch.inference_mode():
@@ -249,12 +249,12 @@ def _reported(tensors: Sequence[Tensor], examples: Sequence[Example]) -> dict[st
 
 
 def _quality(facts: Sequence[tuple[str, float, float, int]]) -> dict[str, Any]:
-    """Of chances; each counts as many times as there were paths.
+    """Return quality figures of predicted probabilities, weighted by the number of paths.
 
-    facts: problem, chance, share of right paths, number of paths.
-    auc: how often a right path is above a wrong one. auc_within_problem: the same between paths of
-    one problem, which is what a search compares. brier, brier_of_the_mean: mean squared error, and
-    that of who always says the mean. ece: how far chances are from what came of them, in ten bins.
+    facts: (problem, predicted probability, share of right paths, number of paths).
+    auc: how often a right path is above a wrong one. auc_within_problem: the same among paths of
+    one problem, which is what a search compares. brier: mean squared error; brier_of_the_mean: that
+    of always predicting the mean. ece: expected calibration error in ten bins.
     """
     names, *columns = zip(*facts, strict=True)
     said, right, weight = (np.array(column, np.float64) for column in columns)
@@ -275,14 +275,14 @@ def _quality(facts: Sequence[tuple[str, float, float, int]]) -> dict[str, Any]:
 
 
 def _groups(names: NDArray[np.str_]) -> Iterator[NDArray[np.int64]]:
-    """Places of equal names."""
+    """Yield the indices of each group of equal names."""
     _, first = np.unique(names, return_inverse=True)
     order = np.argsort(first, kind="stable")
     yield from np.split(order, np.flatnonzero(np.diff(first[order])) + 1)
 
 
 def _pairs(said: _Array, right: _Array, weight: _Array) -> tuple[float, float]:
-    """Pairs of a right and a wrong path: those in the right order, ties by half, and all."""
+    """Count pairs of a right and a wrong path: in the right order (ties count half), and all."""
     values, at = np.unique(said, return_inverse=True)
     good = np.bincount(at, weight * right, len(values))
     bad = np.bincount(at, weight * (1 - right), len(values))

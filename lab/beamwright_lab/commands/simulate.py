@@ -1,7 +1,7 @@
-"""`beamwright simulate`: one search under several schedules, on hardware that nobody needs to have.
+"""`beamwright simulate`: simulate one search under several schedules, on any GPU, without a GPU.
 
-The real scheduling code runs on a virtual clock; the tree is recorded from a real search, or made
-up. The verifier scores in turn with decoding; selection and pruning take no time.
+The engine's scheduling code runs on a virtual clock. The tree is recorded from a real search, or
+made up. Decoding and scoring take turns; selection and pruning take no time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class _Row:
-    """A schedule as it is set up, and which layout of KV attention reads."""
+    """A row of the report: a schedule's settings and the KV layout that attention reads."""
 
     layout: Layout
     settings: ScheduleSettings
@@ -72,10 +72,10 @@ _ABLATION = {
 }
 _ALL = "in-gpu,layerwise,locality"
 _MEANINGS = (
-    "With commas between: in-gpu, all KV on the device; layerwise, layers streamed for every "
-    "token; locality, group by group. NAME/dense has a copy of shared KV per beam (the LBS paper: "
-    "layerwise/dense is its baseline, locality/dense its method), NAME/tree has it once, NAME "
-    "means both."
+    "Schedules, separated by commas: in-gpu (all KV on the device), layerwise (streams layers for "
+    "every token), locality (group by group). NAME/dense keeps a copy of shared KV per beam, as in "
+    "the LBS paper, where layerwise/dense is the baseline and locality/dense the method. NAME/tree "
+    "keeps shared KV once. NAME means both."
 )
 
 
@@ -83,37 +83,37 @@ _MEANINGS = (
 def simulate(
     invocation: Invocation,
     prompt: int | None = option(None, "Length of the prompt.", "TOKENS", min=1),
-    generate: int | None = option(None, "Tokens of each path after it.", "TOKENS", min=1),
+    generate: int | None = option(None, "Tokens that each path generates.", "TOKENS", min=1),
     gpu: str | None = GPU,
     step_spread: float | None = option(
         None,
-        "Lognormal step lengths with --step-tokens as their mean (0: all steps alike).",
+        "Spread of lognormal step lengths with --step-tokens as their mean (0: equal steps).",
         "SIGMA",
         min=0,
     ),
     survival: Literal["random", "score"] | None = option(
-        None, "Who survives: anyone, or families with good scores."
+        None, "Which paths survive: random ones, or children of paths with good scores."
     ),
     tree: Path | None = option(
-        None, "Replay what solve --record-tree wrote.", "FILE", "--recorded-tree"
+        None, "Replay a tree written by solve --record-tree.", "FILE", "--recorded-tree"
     ),
     schedules: str = option(_ALL, _MEANINGS, "NAMES"),
     victims: Literal["tree", "lru", "cost"] = option(
         "tree",
-        "Whose KV leaves first: by the round, as in vLLM, or what is cheapest to have again.",
+        "Which KV is evicted first: by need in the tree, as in vLLM, or by the cost to restore it.",
     ),
     ablation: bool = option(
         False,
-        "Locality with parts switched on one after another: inter-token alone; "
-        "prefetch and balance; inter-beam (everything).",
+        "Also simulate locality with its parts added one by one: inter-token alone, with "
+        "prefetch and balance, with inter-beam (everything).",
         flag="--ablation",
     ),
     engines: str | None = ENGINES_OPTION,
 ) -> None:
     """Simulate a search under several schedules, and on serving engines. Loads no model.
 
-    --model and --verifier take a model's name as well, such as qwen2.5-1.5b.
-    Parts of memory stay, and nothing is decoded ahead, unless --split and --speculation say so.
+    --model and --verifier also accept a known name such as qwen2.5-1.5b. Without --split the memory
+    of each model is fixed; without --speculation there is none.
     """
     if gpu == LIST:
         print_profiles(as_json=invocation.as_json)
@@ -123,7 +123,7 @@ def simulate(
     linked = ablation or any(row.settings.schedule != "in-gpu" for row in rows.values())
     linked = linked or _any_host_tier(named or ())
     if "link_bandwidth" in invocation.given and not linked:
-        raise InputError(f"--link-bandwidth: does nothing with --schedules {schedules}")
+        raise InputError(f"--link-bandwidth: has no effect with --schedules {schedules}")
     speculation = _speculation(invocation, rows, ablation=ablation)
     own = {
         "prompt": prompt,
@@ -158,22 +158,22 @@ def _any_host_tier(engines: Sequence[str]) -> bool:
 def _speculation(
     invocation: Invocation, rows: Mapping[str, _Row], *, ablation: bool
 ) -> Speculation:
-    """What is given; without it nothing is decoded ahead, so that schedules alone are compared."""
+    """Return --speculation; by default off, so that only schedules are compared."""
     if "speculation" not in invocation.given:
         if "verify_ahead" in invocation.given:
-            raise InputError("--verify-ahead: does nothing without --speculation")
+            raise InputError("--verify-ahead: has no effect without --speculation")
         return "off"
     given = invocation.settings.schedule.speculation
     if given == "truncate":
-        raise InputError("--speculation truncate: changes the tree, and simulate replays one")
+        raise InputError("--speculation truncate: it would change the tree, which is fixed here")
     by_rows = any(not streams_layers(row.settings) for row in rows.values())
     if given != "off" and not (by_rows or ablation):
-        raise InputError(f"--speculation {given}: layer-wise decodes nothing ahead")
+        raise InputError(f"--speculation {given}: the schedule layerwise does not support it")
     return given
 
 
 def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
-    """The schedules of `--schedules`. given: holds options, each for those that declare it."""
+    """Return the rows that `--schedules` names. given: the options of all schedules."""
     known = {
         f"{name}/{layout}": _Row(layout, ScheduleSettings(schedule=name))
         for name in filter("auto".__ne__, SCHEDULES)
@@ -191,7 +191,7 @@ def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
     own = dict(zip(rows, declared_values(SCHEDULES, [*rows.values()], given), strict=True))
     settled = {name: ScheduleSettings(schedule=name, **own[name]) for name in rows}
     for settings in settled.values():
-        make_schedule(settings)  # a value that it cannot use is said before anything is simulated
+        make_schedule(settings)  # raise for a bad value before simulating anything
     return {
         key: replace(row, settings=settled[row.settings.schedule]) for key, row in chosen.items()
     }
@@ -208,7 +208,7 @@ def _machine(invocation: Invocation, gpu: str | None) -> Machine:
 
 @dataclass(frozen=True)
 class _Compared:
-    """What is simulated. engines: those that are named, if --engines is given."""
+    """What to simulate and compare. engines: those named by --engines; None if it is not given."""
 
     rows: Mapping[str, _Row]
     ablation: bool
@@ -236,7 +236,7 @@ def _report(
         )
     _, plan = split_memory(settings, models)
     names = ("max_batch", "batching", "verify_ahead", "write_back")
-    # Parts stay unless something is said of them, so that rows differ by their schedule alone.
+    # Memory does not move unless --split asks for it, so that rows differ only by their schedule.
     split = settings.memory.split if "split" in invocation.given else None
     moves = split if verifier is not None and isinstance(split, str) else None
     filled = {name: getattr(settings.schedule, name) for name in names}
@@ -306,11 +306,15 @@ def _report(
 
 
 def _with_states(compared: _Compared, settings: Settings) -> _Compared:
-    """What knows states of recurrent layers; usually all that is asked for and does."""
+    """Keep the rows that support recurrent layers.
+
+    Raises:
+        InputError: if none of them does, or if an option asks for something else that does not.
+    """
     if compared.ablation or compared.engines or settings.sparse != SparseSettings():
         raise InputError(
-            f"--ablation, --engines, --sparse: {settings.model.model} has recurrent layers, which "
-            "they do not know"
+            f"--ablation, --engines, --sparse: not supported for {settings.model.model}, which has "
+            "recurrent layers"
         )
     rows = {
         name: row
@@ -319,8 +323,8 @@ def _with_states(compared: _Compared, settings: Settings) -> _Compared:
     }
     if not rows:
         raise InputError(
-            f"--schedules: {settings.model.model} has recurrent layers, whose states "
-            f"{', '.join(compared.rows)} do not know"
+            f"--schedules: {', '.join(compared.rows)} do not support the recurrent layers of "
+            f"{settings.model.model}"
         )
     return replace(compared, rows=rows, engines=())
 
@@ -336,7 +340,7 @@ def _simulate(
     victims: Literal["tree", "lru", "cost"],
     progress: Progress,
 ) -> dict[str, Any] | None:
-    """The search under one schedule; None if it does not fit."""
+    """Simulate the search under one schedule; return None if it does not fit."""
     from beamwright_lab.simulator.bench import Simulation
     from beamwright_lab.simulator.costs import RooflineCosts
     from beamwright_lab.simulator.run import simulate_if_fits
@@ -375,7 +379,10 @@ def _simulate_sparse(
     plan: MemoryPlan,
     others: Mapping[str, Mapping[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
+    """Simulate sparse decoding with KV on the host; None without --sparse.
+
+    `times` in the result is its speedup over the fastest of the other schedules.
+    """
     if asked == SparseSettings():
         return None  # without torch
     from beamwright.sparse.method import sparse_rule
@@ -402,7 +409,7 @@ def _simulate_sparse(
 def _simulate_on_engine(
     name: str, case: Case, models: Models, plan: MemoryPlan, progress: Progress
 ) -> dict[str, Any] | None:
-    """One search on one engine, with both ways to read KV; None if it does not fit."""
+    """Simulate the search on an engine, reading KV per row and once; None if it does not fit."""
     from beamwright_lab.simulator.engines import EngineCase, simulate_engine
 
     costs, kv_bytes = models.generator.costs, plan.generator_kv_bytes

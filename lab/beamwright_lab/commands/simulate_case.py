@@ -1,4 +1,4 @@
-"""What `beamwright simulate` replays: a search that it makes up, or one that was recorded."""
+"""The search that `beamwright simulate` replays: made up from options, or recorded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MADE_UP = ("n", "width", "search", "seed")
 
 @dataclass(frozen=True)
 class Case:
-    """A tree, and what is said of it.
+    """A tree to replay.
 
-    longest: tokens of its longest path. foresees: the strategy that says beforehand what it may
-    extend; None where it is not known.
+    facts: its parameters, for the report. longest: tokens of its longest path. foresees: predicts
+    which nodes the strategy may extend, for speculation; None if unknown.
     """
 
     tree: RecordedTree
@@ -35,10 +35,12 @@ class Case:
 
 
 def find_case(invocation: Invocation, own: Mapping[str, Any], recorded: Path | None) -> Case:
-    """The search of a command line. own: its options beside the settings; recorded: a file.
+    """Return the search that a command line describes.
+
+    own: the options of `simulate` that are no settings. recorded: the file of a recorded search.
 
     Raises:
-        InputError: if the options do not go together, or the file holds no recorded search.
+        InputError: if options conflict, or the file holds no recorded search.
     """
     if recorded is None:
         return _made_up(invocation, own)
@@ -50,8 +52,8 @@ def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
     row = strategy_row(search)
     if not row.by_level or row.step_limits is not None:
         raise InputError(
-            f"--search {row.name}: the rounds of a made-up tree are its levels, all with "
-            "steps of one kind; replay a recorded tree, or choose another search"
+            f"--search {row.name}: a made-up tree needs a search whose rounds are the levels of "
+            "the tree; use --recorded-tree or another --search"
         )
     prompt, generate = own["prompt"] or 128, own["generate"] or 1920
     step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
@@ -75,10 +77,10 @@ def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
 
 
 def _grow(facts: Mapping[str, Any]) -> tuple[RecordedTree, Foresees | None]:
-    """A made-up search with these settings, named as `beamwright simulate` does.
+    """Grow a made-up search. facts: its settings, by their names in `beamwright simulate`.
 
     Raises:
-        InputError: if they do not go together.
+        InputError: if they conflict.
     """
     from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
 
@@ -102,7 +104,7 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Cas
     given += [name for name, value in own.items() if value is not None]
     if given:
         option = f"--{given[0].replace('_', '-')}"
-        raise InputError(f"{option} describes a made-up search; --recorded-tree replays one")
+        raise InputError(f"{option}: only for made-up searches, not with --recorded-tree")
     tree = read_recorded(file)
     if not tree.nodes:
         raise InputError(f"{file}: the recorded search has no steps")
@@ -128,7 +130,7 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Cas
 def _step_settings(
     tree: RecordedTree, step_tokens: int | None, max_tokens: int | None
 ) -> StepSettings:
-    """What a schedule may know of the steps' lengths."""
+    """Return the step settings that a schedule sees: lengths, and the longest step of the tree."""
     most = max(node.tokens for node in tree.nodes)
     if step_tokens is not None and most > step_tokens:
         raise InputError(f"--step-tokens {step_tokens}: the tree has a step of {most} tokens")

@@ -1,4 +1,4 @@
-"""`beamwright simulate --engines`: serving engines beside the schedules, on the same tree."""
+"""`beamwright simulate --engines`: simulate serving engines on the same tree, for comparison."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ _NONE = "none"
 
 ENGINES_OPTION = option(
     None,
-    "With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier, by "
-    "default write-through), sglang-write-back, clairvoyant (a bound), or none. By their rules "
-    "each step is a prompt of its own and shared KV is held once; they know no verifier. "
-    "Default: the first five, beside all schedules, without a verifier, up to "
-    f"{_CHEAP_TOKENS:,} tokens.",
+    "Engines, separated by commas: vllm, vllm-offload, sglang, sglang-hicache (with a host tier, "
+    "write-through), sglang-write-back, clairvoyant (a lower bound), or none. In all of them each "
+    "step is a new request and shared KV is stored once. They support no verifier. Default: the "
+    f"first five, if --schedules and --verifier are not given, up to {_CHEAP_TOKENS:,} tokens.",
     "NAMES",
 )
 
 
 def named_engines(names: str | None) -> tuple[str, ...] | None:
-    """The engines that --engines names; None if it is not given.
+    """Return the engines that --engines names; None if it is not given.
 
     Raises:
-        InputError: if there is no such engine.
+        InputError: if a name is unknown.
     """
     if names is None:
         return None
@@ -41,30 +40,30 @@ def named_engines(names: str | None) -> tuple[str, ...] | None:
             hint = (
                 f"{did_you_mean(name, dict.fromkeys(ENGINES))}Known: {', '.join(ENGINES)}, or none"
             )
-            raise InputError(f"--engines {names}: no engine {name!r}. {hint}")
+            raise InputError(f"--engines {names}: unknown engine {name!r}. {hint}")
     return found
 
 
 def engines_beside(
     case: Case, named: Sequence[str] | None, *, all_schedules: bool, has_verifier: bool
 ) -> tuple[Sequence[str], str | None]:
-    """The engines to simulate, and why the usual ones are left out.
+    """Return the engines to simulate, and the reason if the default ones are left out.
 
-    named: what `named_engines` found. all_schedules: --schedules leaves none out.
+    named: the result of `named_engines`. all_schedules: no schedule is left out by --schedules.
 
     Raises:
-        InputError: if an engine is named beside a verifier.
+        InputError: if an engine is named and there is a verifier.
     """
     from beamwright_lab.simulator.engines import FAIR
 
     if named and has_verifier:
-        raise InputError(f"--engines {','.join(named)}: their rules know no verifier, leave it out")
+        raise InputError(f"--engines {','.join(named)}: engines support no verifier")
     if named is not None or not all_schedules:
         return named or (), None
     if has_verifier:
-        return (), "their rules know no verifier"
+        return (), "they support no verifier"
     num_tokens = sum(node.tokens for node in case.tree.nodes)
     if num_tokens > _CHEAP_TOKENS:
         usual = ",".join(FAIR)
-        return (), f"{num_tokens:,} tokens take minutes; --engines {usual} simulates them"
+        return (), f"{num_tokens:,} tokens take minutes; use --engines {usual}"
     return FAIR, None

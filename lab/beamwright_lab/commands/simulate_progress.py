@@ -1,4 +1,4 @@
-"""What `simulate` shows while it works: what is simulated now, its round, and a bar over all."""
+"""The progress bar of `beamwright simulate`: the current simulation, its round, and the total."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from beamwright.counters import Progress
 
 
 class SimulationBar(Progress):
-    """Counts the tokens of one simulation after the other, of `num_tokens` each, on a bar.
+    """A progress bar over several simulations, each of `num_tokens` tokens.
 
-    `begin` comes before each: one that ended early, or does not fit, has had its share then.
+    Call `begin` before each. A simulation that ended early, or did not fit, then counts as done.
     """
 
     def __init__(self, bar: bars.Progress, num_simulations: int, num_tokens: int) -> None:
@@ -26,7 +26,7 @@ class SimulationBar(Progress):
         self._task = bar.add_task("", total=num_simulations * num_tokens)
 
     def begin(self, name: str) -> Self:
-        """The next one: a schedule, a part of one or an engine."""
+        """Start the next simulation. name: its schedule or engine."""
         self._name, self._wrote = name, 0
         self._begun += 1
         self.doing("starting")
@@ -40,14 +40,14 @@ class SimulationBar(Progress):
         self._update()
 
     def _update(self, description: str | None = None) -> None:
-        # Tokens that nobody opens are written beside those of the tree.
+        # Speculation may decode tokens that the tree does not have.
         done = (self._begun - 1) * self._num_tokens + min(self._wrote, self._num_tokens)
         self._bar.update(self._task, completed=done, description=description)
 
 
 @contextmanager
 def simulation_bar(num_simulations: int, num_tokens: int) -> Iterator[SimulationBar]:
-    """A bar on standard error, if that is a terminal."""
+    """Show a bar on standard error, if that is a terminal."""
     with bars.Progress(
         bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
         bars.BarColumn(),

@@ -15,25 +15,25 @@ from beamwright.units import GIB
 
 
 def comparison_view(report: Mapping[str, Any], machine: Machine) -> Group:
-    """One line per schedule; `report` is what `--json` prints."""
+    """Return the tables, with one line per schedule, and notes. report: what `--json` prints."""
     notes = [
-        "over: how many times as fast as layer-wise with a copy per beam (dense), and with shared "
-        "KV (tree); in: GiB loaded from host memory"
+        "over dense, over tree: speedup over layer-wise with a copy of KV per beam, and with "
+        "shared KV; in: GiB loaded from the host"
     ]
     tables: list[Any] = [_table(report)]
     if report["engines"] is not None:
         tables += ["", _engines_table(report["engines"])]
         notes.append(
-            "engines: by vLLM's and SGLang's rules each step is a prompt of its own and shared KV "
-            "is held once; by row: attention reads it for every beam, as they do by default; once, "
-            "and the columns after it: shared parts are read once; again: tokens computed again"
+            "engines: in vLLM and SGLang each step is a new request, and shared KV is stored once; "
+            "by row: attention reads shared KV for each beam, which is their default; once (and "
+            "the columns after it): it is read once; again: tokens that were recomputed"
         )
     if report["speculation"] != "off":
         notes.append(_ahead(report))
     if report["sparse"] is not None:
         notes.append(_sparse(report["sparse"]))
     if report["engines_left_out"] is not None:
-        notes.append(f"engines are left out: {report['engines_left_out']}")
+        notes.append(f"no engines were simulated: {report['engines_left_out']}")
     if report["link_bandwidth"] is not None:
         notes.append(f"the link is emulated at {report['link_bandwidth'] / 1e9:g} GB/s")
     if machine.why is not None:
@@ -73,7 +73,7 @@ def _engines_table(engines: Mapping[str, Any]) -> Table:
 
 
 def _ahead(report: Mapping[str, Any]) -> str:
-    """What was decoded ahead of selection, and how much of it selection opened."""
+    """Say how many tokens were speculated under each schedule, and the share that was kept."""
     found = []
     for name, each in report["schedules"].items():
         if each is not None and each["speculated_tokens"]:
@@ -81,11 +81,11 @@ def _ahead(report: Mapping[str, Any]) -> str:
             kept = f"{each['kept_tokens'] / tokens:.0%} kept"
             found.append(f"{name.replace('/', ', ')} {tokens:,} tokens, {kept}")
     what = "; ".join(found) or "nothing"
-    return f"--speculation {report['speculation']}: decoded ahead of selection: {what}"
+    return f"--speculation {report['speculation']}: speculated tokens: {what}"
 
 
 def _sparse(found: Mapping[str, Any]) -> str:
-    """Decoding with KV at home on the host, against the fastest schedule that reads all."""
+    """Describe sparse decoding with KV on the host, compared with the fastest full attention."""
     named = f"--sparse {found['method']} --sparse-home host"
     if found["decode_s"] is None:
         return f"{named}: no fit"

@@ -223,11 +223,11 @@ def block(found: Mapping[str, Any]) -> str:
         line = lines.setdefault(
             (row["model"], row["paths"]), {"model": row["model"], "paths": row["paths"]}
         )
-        line["launches"] = row["launches"]
+        line["kernel launches"] = row["launches"]
         said = "no fit"
         if row["fits"]:
             said = f"{row['predicted_ms']:.2f} ({row['predicted_share']:.2f})"
-        line[f"{row['card']}, ms (share)"] = said
+        line[f"{row['card']} predicted"] = said
         if row.get("measured_ms"):
             of = f"{row['card']} measured"
             line[of] = f"{row['measured_ms']:.2f} ({row['measured_share']:.2f})"
@@ -237,9 +237,10 @@ def block(found: Mapping[str, Any]) -> str:
         for errors in found["errors"].values()
     ]
     said = (
-        f"**Predicted** where it does not say measured: {found['launch_us']} us a launch and "
-        f"{found['share']} of the data sheet's bandwidth, both fitted to the H100 (mean error "
-        f"{missed[0]}); the H200's were written down before it ran ({missed[1]})."
+        f"Milliseconds per token, and in brackets the share of the bandwidth. The model assumes "
+        f"{found['launch_us']} us per kernel launch and {found['share']} of the data sheet's "
+        f"bandwidth; both were fitted to the H100 (mean error {missed[0]}). The H200's times were "
+        f"predicted before it was measured (mean error {missed[1]})."
     )
     return f"{fill(said, 118)}\n\n{table(shown, list(shown[0]))}"
 

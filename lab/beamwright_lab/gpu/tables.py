@@ -42,8 +42,8 @@ def machine(found: Found) -> str:
     packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton", "transformers"))
     gigabytes = found["stages"]["roofline"]["ceiling"] / 1e9
     return _wrapped(
-        f"One {facts['card']}, driver {facts['driver']}, {packages}; a copy within the card reads "
-        f"and writes {gigabytes:,.0f} GB/s."
+        f"One {facts['card']}, driver {facts['driver']}, {packages}; copying within its memory "
+        f"reads and writes {gigabytes:,.0f} GB/s in total."
     )
 
 
@@ -91,12 +91,12 @@ def vllm(found: Found) -> str:
 def _beside_row(work: tuple[str, float | None], sides: tuple[Found, Found]) -> Row:
     (what, share), (own, other) = work, sides
     return {
-        "1.5B": what + (f", {share:.0%} of the KV that vLLM wants" if share else ""),
-        "tokens/s": f"{_rate(own):,.0f}",
-        "vLLM": f"{_rate(other):,.0f}",
-        "times": f"{_rate(own) / _rate(other):.2f}",
-        "loaded, MB": f"{own['h2d_bytes'] / 1e6:,.0f}",
-        "vLLM preempted": other["preempted"],
+        "1.5B model": what + (f", {share:.0%} of the KV that vLLM would use" if share else ""),
+        "Beamwright, tokens/s": f"{_rate(own):,.0f}",
+        "vLLM, tokens/s": f"{_rate(other):,.0f}",
+        "ratio": f"{_rate(own) / _rate(other):.2f}",
+        "loaded from the host by Beamwright, MB": f"{own['h2d_bytes'] / 1e6:,.0f}",
+        "preemptions in vLLM": other["preempted"],
     }
 
 
@@ -117,8 +117,8 @@ def split(found: Found) -> str:
             "1.5B, 1.5B verifier, n = 64": row["what"],
             "s": f"{row['s']:.2f}",
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
-            "times memory moved": row.get("moves"),
-            "blocks that changed place": row.get("relocated_blocks"),
+            "moves of memory": row.get("moves"),
+            "blocks moved": row.get("relocated_blocks"),
         }
 
     return _each(found, "split", line)
@@ -129,11 +129,11 @@ def speculation(found: Found) -> str:
 
     def line(row: Found) -> Row:
         return {
-            "bundled pair, n": row["n"],
+            "n (bundled pair)": row["n"],
             "`--deterministic`": _said(row["deterministic"]),
-            "off, s": f"{row['off_s']:.2f}",
-            "exact / off": f"{row['exact_over_off']:.2f}",
-            "auto / off": f"{row['auto_over_off']:.2f}",
+            "without speculation, s": f"{row['off_s']:.2f}",
+            "time with `exact` / without": f"{row['exact_over_off']:.2f}",
+            "time with `auto` / without": f"{row['auto_over_off']:.2f}",
             "equal trees": f"{row['exact_equal'] + row['auto_equal']} of {2 * row['problems']}",
         }
 
@@ -141,7 +141,7 @@ def speculation(found: Found) -> str:
 
 
 def _usual(found: Found) -> list[Found]:
-    """Decode steps with graphs and without `--deterministic`."""
+    """Return the decode steps that ran with graphs and without `--deterministic`."""
     steps: Sequence[Found] = found["stages"]["roofline"]["steps"]
     return [
         row
@@ -168,11 +168,11 @@ def _beside(
 ) -> Row:
     key = row["model"], row["batch"]
     return {
-        "random weights of": row["model"],
+        "model (random weights)": row["model"],
         "paths": row["batch"],
-        "ms a token": f"{row['step_ms']:.2f}",
+        "ms per token": f"{row['step_ms']:.2f}",
         "tokens/s": f"{row['tokens_per_s']:,.0f}",
-        "of the bandwidth": f"{row['share_of_ceiling']:.2f}",
+        "share of the bandwidth": f"{row['share_of_ceiling']:.2f}",
         "`exact`": _said(row.get("exact")),
         "`--deterministic`, ms": _ms(fixed.get(key)),
         "`--graphs off`, ms": _ms(plain.get(key)),
@@ -210,7 +210,7 @@ def _searches(rows: Sequence[Found]) -> list[Row]:
         found.append(
             {
                 "search": _name(row),
-                "s": f"{row['s']:.2f}" + (", cut" if row.get("cut") else ""),
+                "s": f"{row['s']:.2f}" + (" (stopped early)" if row.get("cut") else ""),
                 "tokens/s": f"{row['tokens_per_s']:,.0f}",
                 "verifier, s": f"{row['verify_s']:.2f}",
                 "KV on the card, MB": f"{row['kv_peak_bytes'] / 1e6:,.0f}"
@@ -227,7 +227,7 @@ def _name(row: Found) -> str:
     if "kv_share" not in row:
         return f"{row['what']}, n = {row['n']}" if "n" in row else str(row["what"])
     size = row["generator"].rpartition("-")[2].upper()
-    shares = {1.0: "all the KV it wants", 0.5: "half of it", 0.25: "a quarter"}
+    shares = {1.0: "all the KV it can use", 0.5: "half of it", 0.25: "a quarter"}
     return f"{size}, 1.5B verifier, {row['schedule']}: {shares[row['kv_share']]}"
 
 
@@ -239,11 +239,11 @@ def one_step(found: Found) -> str:
         if step is None:
             return NOTHING
         longer = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
-        waits = ", ".join(f"{1e-3 * w:.0f} ms (busy {1e-3 * b:.0f})" for w, b in longer)
+        waits = ", ".join(f"{1e-3 * w:.0f} ms (kernels ran for {1e-3 * b:.0f})" for w, b in longer)
         said = (
-            f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us, busy "
-            f"{step['busy_us']:,.0f}; {step['between_steps_us']} us between steps; longer waits: "
-            f"{waits or 'none'}."
+            f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us; their own times add "
+            f"up to {step['busy_us']:,.0f} us. Gap between steps: {step['between_steps_us']} us; "
+            f"longer gaps: {waits or 'none'}."
         )
         return f"{_wrapped(said)}\n\n{_table(step['kernels'][:14])}"
 
@@ -259,10 +259,10 @@ def peers(found: Found) -> str:
         rows = [
             {
                 f"paths of {stage['tokens']} tokens": row["n"],
-                "side": row["side"],
+                "engine": row["side"],
                 "s": f"{row['s']:.2f}",
                 "tokens/s": f"{row['tokens_per_s']:,.0f}",
-                "of ours": _share(row["tokens_per_s"], own.get(row["n"])),
+                "relative to Beamwright": _share(row["tokens_per_s"], own.get(row["n"])),
             }
             for row in sorted(known, key=lambda row: int(row["n"]))
         ]
@@ -279,8 +279,8 @@ def kernels(found: Found) -> str:
     """Compare our kernels' times with a cold cache to the floor set by their bytes."""
 
     def shown(stage: Found) -> str:
-        columns = {"heads of": "model", "work": "work", "rows": "rows", "us": "us"}
-        columns |= {"least us": "floor_us", "share": "share_of_floor"}
+        columns = {"shape": "model", "work": "work", "rows": "rows", "us": "us"}
+        columns |= {"minimum, us": "floor_us", "minimum / measured": "share_of_floor"}
         return _table([{name: row[key] for name, key in columns.items()} for row in stage["rows"]])
 
     return _stage(found, "kernels", shown)
@@ -294,9 +294,9 @@ def link(found: Found) -> str:
             {
                 "direction": own["direction"],
                 "peak, GB/s": f"{stage['link_peaks'][own['direction']] / 1e9:.1f}",
-                "our KV, GB/s": own["gb_s"],
-                "of the peak": own["efficiency"],
-                "hidden behind compute": own["hidden"],
+                "KV transfers, GB/s": own["gb_s"],
+                "share of the peak": own["efficiency"],
+                "share hidden behind compute": own["hidden"],
             }
             for own in stage.get("own_transfers", [])
         ]
@@ -330,8 +330,8 @@ def points(found: Found) -> str:
                     "simulated s": _rounded(simulated.get("simulated_s")),
                     "I/O share": f"{row['io_share']:.3f}",
                     "loaded, GB/s": _rounded(row["h2d_bytes"] / row["time_s"] / 1e9),
-                    "over layer-wise": row["speedup"],
-                    "over it at the link's peak": _at_peak(row, stage["points"], peak),
+                    "speedup over layer-wise": row["speedup"],
+                    "the same, layer-wise at the link's peak": _at_peak(row, stage["points"], peak),
                 }
             )
         return _table(rows)

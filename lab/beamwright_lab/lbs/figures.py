@@ -1,4 +1,4 @@
-"""The LBS paper's Figures 4-13 in one table: its number, ours, hit or miss, and why.
+"""Simulates Figures 4-13 of the LBS paper and compares each number with the paper's.
 
 Ours are simulated, with the paper's cards and real schedules, or from its equations; without a
 verifier, as in the paper. Figures 7 and 10 use 7 GiB of KV, as the paper says; the others use what
@@ -105,7 +105,7 @@ def figure_4(quick: bool) -> Iterator[Line]:
             verdict(share > least),
         )  # fmt: skip
     share = run(CARD, BASELINE).io_share
-    why = "the copies constant"
+    why = "fitted by one constant: how often attention reads copies"
     yield Line(
         "4b", "I/O share, layer-wise, 64 beams", "up to 0.85", f"{share:.3f}",
         verdict(abs(share - 0.85) < 0.05, fitted=True), why,
@@ -123,8 +123,8 @@ def figure_5(quick: bool) -> Iterator[Line]:
         most = max(rises)
         where = ends[rises.index(most) + 2]
         ours = f"x{most:.2f} at {where} tokens"
-        why = "" if most > _SHARP else "attention over copies takes longer than the first layers"
-        what = f"step time where KV outgrows the card ({outgrown} tokens), {beams} beams"
+        why = "" if most > _SHARP else "attention hides the first layers' loads"
+        what = f"rise of step time where KV outgrows the card ({outgrown} tokens), {beams} beams"
         yield Line("5", what, "sharp rise", ours, verdict(most > _SHARP), why)
 
 
@@ -132,7 +132,7 @@ def figure_7(quick: bool) -> Iterator[Line]:
     case = analytic_case(SEVEN_GIB)
     printed = layerwise_bytes(case) / GIB
     yield Line(
-        "7", "layer-wise, GiB, Eq. 1-3", "53,012", f"{printed:,.0f}",
+        "7", "layer-wise: GiB loaded, Eq. 1-3", "53,012", f"{printed:,.0f}",
         "exact" if round(printed) == 53_012 else "miss",
     )  # fmt: skip
     plain = replace(SEVEN_GIB, search="best-of-n")
@@ -145,9 +145,10 @@ def figure_7(quick: bool) -> Iterator[Line]:
     for step, paper in ((32, 2_052), (64, 1_044), (128, 540)):
         each = replace(case, step_tokens=step)
         found, start = locality_bytes(each) / GIB, locality_printed_bytes(each) / GIB
-        why = f"length at the step's end, nothing where all fits; as printed {start:,.0f}"
+        why = f"path lengths at the step's end, no loads while all KV fits; as printed {start:,.0f}"
         yield Line(
-            "7", f"group by group, steps of {step}, Eq. 4-5", f"{paper:,}", f"{found:,.0f}",
+            "7", f"group by group: GiB loaded, steps of {step}, Eq. 4-5", f"{paper:,}",
+            f"{found:,.0f}",
             "exact" if round(found) == paper else "miss", why,
         )  # fmt: skip
 
@@ -164,8 +165,8 @@ def figure_9(quick: bool) -> Iterator[Line]:
         ]
         found = [speedup(case, LBS) for case in cases]
         best = max(each for each in found if each is not None)
-        why = "at most 1 / (1 - I/O share); low end: 16 beams nearly fit"
-        what = f"LBS as published over layer-wise, {model}, {beams[0]}-64 beams"
+        why = "a speedup is at most 1 / (1 - I/O share); 16 beams nearly fit the card"
+        what = f"LBS as published, speedup over layer-wise: {model}, {beams[0]}-64 beams"
         yield Line("9", what, f"{low}-{high}", spread(found), verdict(best >= high), why)
         mine = [speedup(case, OURS) for case in cases]
         yield Line("9", f"Beamwright, a copy per beam, {model}", "-", spread(mine), None)
@@ -177,8 +178,8 @@ def figure_9(quick: bool) -> Iterator[Line]:
     found = [speedup(replace(CARD, step_tokens=step), LBS) or 0.0 for step in steps]
     rises = all(later > 1.02 * earlier for earlier, later in pairwise(found))
     ours = " / ".join(f"{each:.2f}" for each in found)
-    what = f"longer steps win: steps of {' / '.join(map(str, steps))}, 64 beams"
-    yield Line("9", what, "consistently", ours, verdict(rises), "stalls are small at any step")
+    what = f"longer steps win: speedup with steps of {' / '.join(map(str, steps))}, 64 beams"
+    yield Line("9", what, "consistently", ours, verdict(rises), "LBS always waits little")
 
 
 def figure_10(quick: bool) -> Iterator[Line]:
@@ -187,14 +188,14 @@ def figure_10(quick: bool) -> Iterator[Line]:
         baseline = run(case, BASELINE).h2d_bytes
         alone = run(case, "lbs-inter-token").h2d_bytes
         percent = 100 * alone / baseline
-        what = f"inter-token alone, % of layer-wise, steps of {step}"
+        what = f"inter-token locality alone: bytes in % of layer-wise, steps of {step}"
         hit = abs(percent / paper - 1) < 0.1
         yield Line("10a", what, str(paper), f"{percent:.2f}", verdict(hit))
         without, with_it = run(case, "lbs-prefetch").h2d_bytes, run(case, LBS).h2d_bytes
-        what = f"LBS without / with prefix reuse, bytes, steps of {step}"
+        what = f"LBS without / with prefix reuse: ratio of bytes, steps of {step}"
         hit = without / with_it > 2
         ours = f"{without / with_it:.1f} ({without / GIB:,.0f} / {with_it / GIB:,.0f} GiB)"
-        yield Line("10b", what, "> 2", ours, verdict(hit), "that alone is switched")
+        yield Line("10b", what, "> 2", ours, verdict(hit), "only prefix reuse differs")
         mine = run(case, OURS).h2d_bytes
         ours = f"{without / mine:.1f} ({mine / GIB:,.0f} GiB)"
         why = "also keeps KV between steps, and plans by ranges"
@@ -207,7 +208,7 @@ def figure_11(quick: bool) -> Iterator[Line]:
     low, high = 0.70, 0.90
     shares = [run(case, BASELINE).io_share for case in cases]
     inside = low <= min(shares) and max(shares) <= high
-    why = "the fit's target; 16 beams hardly outgrow the card"
+    why = "fitted at 64 beams; 16 beams hardly outgrow the card"
     yield Line(
         "11", "I/O share, layer-wise", "0.70-0.90", spread(shares), verdict(inside, fitted=True),
         why,
@@ -217,12 +218,12 @@ def figure_11(quick: bool) -> Iterator[Line]:
     share = run(CARD, BASELINE).io_share
     yield Line(
         "11", "OPT-6.7B, 64 beams, layer-wise", "0.86", f"{share:.2f}",
-        verdict(abs(share - 0.86) < 0.05, fitted=True), "the fit's target",
+        verdict(abs(share - 0.86) < 0.05, fitted=True), "the constant was fitted to this",
     )  # fmt: skip
     share = run(CARD, LBS).io_share
     yield Line(
         "11", "OPT-6.7B, 64 beams, LBS", "0.10", f"{share:.3f}",
-        verdict(abs(share - 0.10) < 0.05), "compute over copies hides more than it did there",
+        verdict(abs(share - 0.10) < 0.05), "attention over copies hides more than in the paper",
     )  # fmt: skip
 
 
@@ -243,7 +244,7 @@ def figure_12(quick: bool) -> Iterator[Line]:
     for variant, paper, rule, why in rows:
         found = percents(variant)
         hit = None if rule is None else verdict(rule(min(found), max(found)))
-        what = f"{VARIANTS[variant].label}: % of layer-wise's I/O time"
+        what = f"{VARIANTS[variant].label}: I/O time in % of layer-wise's"
         yield Line("12", what, paper, spread(found), hit, why)
 
 
@@ -261,8 +262,8 @@ def figure_13(quick: bool) -> Iterator[Line]:
             found = [each for case in cases if (each := speedup(case, LBS)) is not None]
             lanes = "x16, that card's own" if link == "nominal" else "x8, the paper's machine"
             hit = abs(max(found) / paper - 1) < 0.1
-            why = "" if hit else "which link is not said; KV by what activations leave"
-            what = f"LBS as published, {model}, RTX 3080 Ti, PCIe 4.0 {lanes}"
+            why = "" if hit else "the paper names no link; our KV budget is what activations leave"
+            what = f"LBS as published, speedup: {model}, RTX 3080 Ti, PCIe 4.0 {lanes}"
             yield Line("13", what, f"up to {paper}", f"up to {max(found):.2f}", verdict(hit), why)
 
 

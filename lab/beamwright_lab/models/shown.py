@@ -11,8 +11,8 @@ Found = Mapping[str, Any]
 _TOLERANCE = 1e-4
 _WORDS = {True: "yes", False: "**no**", None: "-"}
 FORMAT_COLUMNS = (
-    *("format", "bits", "to the definition", "to `transformers`", "as computed", "load, s"),
-    *("peak, MiB", "file, MiB", "refused / loaded"),
+    *("format", "bits", "error to the definition", "error to `transformers`"),
+    *("error as computed", "load, s", "peak, MiB", "file, MiB", "refused / loaded"),
 )
 
 
@@ -32,11 +32,11 @@ def _family(row: Found) -> dict[str, Any]:
         "architecture": f"`{row['architecture']}`",
         "decoder": row["decoder"],
         "log-probabilities": f"{row['parity']:.0e}" if "parity" in row else "-",
-        "a quarter of the KV": _WORDS[row.get("locality")],
-        "resumed": _WORDS[row.get("resumed")],
+        "same tree with a quarter of the KV": _WORDS[row.get("locality")],
+        "same tree when resumed": _WORDS[row.get("resumed")],
         "exact": _WORDS[row.get("exact")],
-        "tok/s": f"{row['tok_s']:,.0f}" if "tok_s" in row else None,
-        "generate's": f"{row['generate_tok_s']:,.0f}" if "tok_s" in row else None,
+        "tokens/s": f"{row['tok_s']:,.0f}" if "tok_s" in row else None,
+        "`generate`, tokens/s": f"{row['generate_tok_s']:,.0f}" if "tok_s" in row else None,
     }
 
 
@@ -78,9 +78,9 @@ def _format(facts: Found) -> dict[str, Any]:
     return {
         "format": facts["format"],
         "bits": f"{whole['bits']:.2f}" if whole else None,
-        "to the definition": error(facts.get("definition")),
-        "to `transformers`": error(facts.get("transformers")),
-        "as computed": error(facts.get("computed")),
+        "error to the definition": error(facts.get("definition")),
+        "error to `transformers`": error(facts.get("transformers")),
+        "error as computed": error(facts.get("computed")),
         "load, s": f"{load['seconds']:.0f}" if "seconds" in load else load.get("outcome"),
         "peak, MiB": f"{load['peak_bytes'] >> 20:,}" if "peak_bytes" in load else None,
         "file, MiB": f"{whole['file_bytes'] >> 20:,}" if whole else None,
@@ -114,6 +114,6 @@ def _published(row: Found) -> Iterator[dict[str, Any]]:
             "": each["side"] or "`transformers`, float32 of its values",
             "perplexity": f"{each['perplexity']:.2f}",
             "error: median": f"{each['median']:.3f}" if far else None,
-            "largest": f"{each['largest']:.2f}" if far else None,
-            "same best": f"{100 * each['same_best']:.1f} %" if far else None,
+            "error: largest": f"{each['largest']:.2f}" if far else None,
+            "same top token": f"{100 * each['same_best']:.1f} %" if far else None,
         }

@@ -1,1 +1,1 @@
-"""What the papers' formulas and clairvoyant bounds say, from sizes alone."""
+"""Formulas of the papers, and lower bounds on traffic and time, computed from sizes alone."""

@@ -1,11 +1,13 @@
-"""What must cross the link, whoever schedules: bounds for those who know the whole tree beforehand.
+"""Lower bounds on KV traffic over the link, for a scheduler that knows the whole tree in advance.
 
-Counts blocks; knows lives and a capacity, no schedule. The rules that all of it rests on: a step is
-complete while its whole path and its own KV are on the device, and begins beside its parent's state
-and its own, where layers keep one; what is read again was kept there or comes over the link; what
-is on the host was sent there once. The device may run one beam at a time in any order and take
-blocks in and out singly, so the bounds hold for every schedule that keeps paths whole (layer-wise
-ones do not) and does not compute KV again.
+The bounds count blocks. They follow from when each node's KV is needed and from the device's
+capacity, and hold for every schedule that keeps whole paths on the device (so not for layer-wise
+ones) and never recomputes KV. They assume:
+
+- When a step ends, its whole path and its own KV are on the device. When it begins, so are its
+  parent's recurrent state and its own, in models that keep states.
+- KV that is read again was kept on the device or is loaded. KV on the host was stored there once.
+- The device may run one beam at a time in any order, and load or evict single blocks.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from heapq import heapify, heappop, heappush
 
 @dataclass(frozen=True)
 class Life:
-    """The KV of a node, in rounds, counted from 1.
+    """The rounds during which a node's KV is needed. Rounds count from 1.
 
     born: the round in which its step is decoded; 0 for a prompt. last: the last round whose beams
-    read it; `born` if none does. blocks: when its step is complete (children may add one more).
-    is_state: it is read where steps begin.
+    read it; `born` if none does. blocks: size when the step is complete (children may add one).
+    is_state: it is a recurrent state, which is read only when steps begin.
     """
 
     born: int
@@ -33,10 +35,11 @@ class Life:
 
 @dataclass(frozen=True)
 class TrafficBound:
-    """Blocks that must cross the link.
+    """The least number of blocks that cross the link.
 
-    loads: to the device. stores: to the host, for one who knows what will be pruned, and so drops
-    it at once; blind_stores: for one who must keep every candidate until its round is scored.
+    loads: to the device. stores: to the host, for a scheduler that knows what will be pruned and
+    drops it at once. blind_stores: to the host, for one that keeps each candidate until its round
+    is scored.
     """
 
     loads: int
@@ -45,12 +48,12 @@ class TrafficBound:
 
 
 def traffic_bound(lives: Sequence[Life], capacity: int) -> TrafficBound:
-    """The bounds of a search whose nodes live like this, on a device of so many blocks.
+    """Return the bounds for a search with these nodes, on a device of `capacity` blocks.
 
-    Loads: of a round's `needed` blocks, the device holds at most `capacity` less one beam's step
-    when the first step is complete, less one state when it begins where there are states; the
-    others are loaded later in the round. Stores: between two
-    rounds the host holds what does not fit, and serves longest with what lives longest.
+    Loads: when the first step of a round is complete, the device holds at most `capacity` blocks
+    minus that step (with states: minus one state, when it begins). All other needed blocks are
+    loaded later in the round. Stores: between rounds the host holds what does not fit; storing the
+    KV that is needed longest costs the fewest blocks.
     """
     needed: Counter[int] = Counter()
     least_growth: dict[int, int] = {}
@@ -73,14 +76,16 @@ def traffic_bound(lives: Sequence[Life], capacity: int) -> TrafficBound:
 
 
 def _cover(spans: Iterable[tuple[int, int, int]], capacity: int) -> int:
-    """Fewest blocks that have to be sent for all but `capacity` to be on the host at every end of
-    a round. spans: first and last of these ends at which so many blocks are there."""
+    """Return the fewest blocks to store so that every round ends with at most `capacity` left.
+
+    spans: the first and last round's end at which KV exists, and its blocks.
+    """
     begins: dict[int, list[tuple[int, int]]] = {}
     for first, last, blocks in spans:
         if last >= first:
             begins.setdefault(first, []).append((last, blocks))
     num_ends = 1 + max((last for each in begins.values() for last, _ in each), default=-1)
-    on_device: list[tuple[int, int]] = []  # (-last, blocks): what lives longest in front
+    on_device: list[tuple[int, int]] = []  # (-last, blocks): needed longest in front
     present = sent = 0
     for end in range(num_ends):
         for last, blocks in begins.get(end, ()):

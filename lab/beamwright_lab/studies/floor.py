@@ -1,8 +1,8 @@
-"""The least time that a search can take on a device of so much KV, whoever schedules.
+"""A lower bound on the time of a search with a given KV budget, for any schedule.
 
-For who keeps whole paths on the device while their rows run, reads what rows share once, forwards
-each token that is drawn, and draws one token of a row in a pass. Selection is a barrier: rounds
-come one after the other. Loads are left out (`clairvoyant` bounds them).
+It holds for engines that keep a row's whole path on the device while the row runs, read shared KV
+once per pass, and compute one token per row and pass. Rounds follow one another, because selection
+needs all scores. Loads over the link are not counted; `clairvoyant` bounds them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from beamwright_lab.simulator.recorded import RecordedTree
 
 @dataclass(frozen=True)
 class RoundNeeds:
-    """What the rows of one round need, in tokens.
+    """The work of one round, in tokens.
 
-    longest: of the longest step. drawn: of all steps. seen: that rows attend to, over all passes.
-    held: on the device, over all passes, where each pass draws a token of each row whose path it
-    holds: a row of t tokens holds 1, 2, ... t of its own, and each node above it is there as often
-    as the longest step below it has tokens.
+    longest: length of the longest step. drawn: summed length of all steps. seen: tokens that rows
+    attend to, summed over all passes. held: tokens of KV on the device, summed over all passes. A
+    step of t tokens holds 1, 2, ..., t of its own; a node above it is held for as many passes as
+    the longest step below it has tokens.
     """
 
     longest: int
@@ -30,11 +30,11 @@ class RoundNeeds:
     held: int
 
     def passes(self, capacity: int) -> int:
-        """Fewest forward passes with so many tokens of KV on the device."""
+        """Return the fewest forward passes with `capacity` tokens of KV on the device."""
         return max(self.longest, -(-self.held // capacity))
 
     def seconds(self, roofline: Roofline, capacity: int) -> float:
-        """Of so many passes: the slower of memory and arithmetic, and launches."""
+        """Return the seconds of all passes: the slower of memory and arithmetic, plus launches."""
         passes = self.passes(capacity)
         memory_s, compute_s, launch_s = roofline.pass_parts_s(
             max(1, self.drawn // passes), self.held / passes, self.seen / passes, Layout.TREE
@@ -43,7 +43,7 @@ class RoundNeeds:
 
 
 def rounds_of(tree: RecordedTree) -> Iterator[RoundNeeds]:
-    """The rounds of a search, the first one first."""
+    """Yield the work of each round in order."""
     ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
     sizes = dict(ends)
     rounds: dict[int, list[tuple[int, ...]]] = {}
@@ -67,8 +67,10 @@ def rounds_of(tree: RecordedTree) -> Iterator[RoundNeeds]:
 
 
 def floor_s(tree: RecordedTree, roofline: Roofline, kv_bytes: int) -> float:
-    """Seconds of the whole search. The prompt's prefill is counted as a pass of the first round,
-    whose first tokens it draws."""
+    """Return the lower bound in seconds of the whole search.
+
+    The prompt's prefill counts as the first pass of the first round.
+    """
     capacity = kv_bytes // roofline.model.kv_bytes_per_token
     return sum(each.seconds(roofline, capacity) for each in rounds_of(tree))
 

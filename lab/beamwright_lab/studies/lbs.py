@@ -1,7 +1,7 @@
-"""LBS's analytic model of host-to-device KV traffic (section 4.1, Eq. 1-5). Bytes, no seconds.
+"""Equations 1-5 of the LBS paper: bytes of KV that each schedule loads from the host.
 
-Every beam has its own copy of its path, as in the paper. The equations as printed give other
-figures than the paper's Figure 7; `locality_bytes` is the convention that reproduces them.
+As in the paper, each beam has its own copy of its path. The equations as printed do not give the
+numbers of the paper's Figure 7; `locality_bytes` is a reading of them that does.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LbsCase:
-    """One request in the paper's notation (Table 1).
+    """The sizes of one search, as in Table 1 of the paper.
 
-    kv_bytes_per_token: of one beam, all layers. kv_budget_bytes: Mem_GPU.
+    kv_bytes_per_token: of one beam in all layers. kv_budget_bytes: GPU memory for KV (Mem_GPU).
     """
 
     num_layers: int
@@ -26,12 +26,12 @@ class LbsCase:
     kv_budget_bytes: int
 
     def kv_bytes(self, path_tokens: int) -> int:
-        """KV of all beams, all layers, when each path has this many tokens."""
+        """Return the bytes of all beams and layers when each path has this many tokens."""
         return self.num_beams * self.kv_bytes_per_token * path_tokens
 
 
 def layerwise_bytes(case: LbsCase) -> int:
-    """Eq. 1-3: for every token, the layers that do not fit are loaded."""
+    """Return the bytes that layer-wise offloading loads (Eq. 1-3): all layers that do not fit."""
     total = 0
     for path_tokens in range(case.prompt_tokens, case.prompt_tokens + case.generate_tokens):
         all_bytes = case.kv_bytes(path_tokens)
@@ -44,18 +44,18 @@ def layerwise_bytes(case: LbsCase) -> int:
 
 
 def locality_bytes(case: LbsCase) -> int:
-    """Eq. 4-5 with the length at the end of each step; a step whose KV fits moves nothing."""
+    """Return the bytes by Eq. 4-5 with lengths at each step's end; a step that fits loads none."""
     ends = (start + case.step_tokens for start in _step_starts(case))
     return sum(case.kv_bytes(end) for end in ends if not _fits(case, end))
 
 
 def locality_printed_bytes(case: LbsCase) -> int:
-    """Eq. 4-5 as printed: the length at the start of each step, whether it fits or not."""
+    """Return the bytes by Eq. 4-5 as printed: lengths at each step's start, also if it fits."""
     return sum(case.kv_bytes(start) for start in _step_starts(case))
 
 
 def locality_start_bytes(case: LbsCase) -> int:
-    """The KV at the start of each step that outgrows the budget: what a run has to load."""
+    """Return the bytes that a real run loads: KV at the start of each step that does not fit."""
     return sum(
         case.kv_bytes(start)
         for start in _step_starts(case)
@@ -64,7 +64,7 @@ def locality_start_bytes(case: LbsCase) -> int:
 
 
 def _step_starts(case: LbsCase) -> Iterator[int]:
-    """Path lengths at the start of each whole step."""
+    """Yield the path length at the start of each whole step."""
     for number in range(case.generate_tokens // case.step_tokens):
         yield case.prompt_tokens + number * case.step_tokens
 

@@ -1,8 +1,8 @@
-"""What a decode step takes under sparse decoding: FLOPs, bytes and seconds, on one device or two.
+"""FLOPs, bytes and seconds of a decode step with sparse attention, on one device or two.
 
-AsyncSpade, appendix B, equations 6 to 11, Table 2 and the conditions of section 4.3, with a second
-device or the host as the cache rank. Formulas only: MLA counts as MQA in them; top-k, gathers of
-small pieces and kernels' launches are left out, but for those that a hardware profile states.
+Formulas of AsyncSpade: equations 6 to 11 (appendix B), Table 2 and the conditions of section 4.3.
+The cache rank, which selects KV, is a second device or the host. The formulas treat MLA as MQA and
+leave out top-k, small gathers, and all kernel launches that the hardware profile does not state.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from beamwright.plan.sparse import loaded_tokens, selected_share
 
 @dataclass(frozen=True)
 class SparseLoad:
-    """The rows of one decode step, and the tokens behind them.
+    """The rows of one decode step and the lengths of their paths.
 
-    context: of each path. selected: by each row and layer, sinks and recents inside. page: tokens
-    that share a pair of bounds. shared: distinct tokens of all paths over their sum.
+    context: tokens of each path. selected: tokens that each row reads per layer, including sinks
+    and recent tokens. page: tokens that share a pair of bounds. shared: distinct tokens of all
+    paths divided by the sum of their lengths.
     """
 
     rows: int
@@ -31,39 +32,42 @@ class SparseLoad:
 
     @property
     def seen(self) -> int:
-        """Summed lengths of the paths."""
+        """Return the summed lengths of the paths."""
         return self.rows * self.context
 
     @property
     def union(self) -> float:
-        """Distinct tokens of all paths."""
+        """Return the number of distinct tokens of all paths."""
         return self.shared * self.seen
 
     @property
     def chosen(self) -> int:
-        """Tokens that rows select, of a layer."""
+        """Return the tokens that all rows select in one layer."""
         return self.rows * min(self.selected, self.context)
 
     @property
     def parts(self) -> list[tuple[float, float]]:
-        """As if all paths had one beginning in common, and nothing else."""
+        """Return (tokens, rows sharing them), as if all paths had one common prefix and no more."""
         own = self.union if self.rows == 1 else (self.union - self.context) / (self.rows - 1)
         common = 0.0 if self.rows == 1 else self.context - own
         return [(common, self.rows), (self.rows * own, 1)]
 
-    def loaded_tokens(self, anew: float) -> float:
-        """Tokens that cross a link for one of each row: once for all, and not from token to
-        token."""
+    def brought(self, anew: float) -> float:
+        """Return the tokens that cross the link per decoded token of each row.
+
+        Rows that select the same token load it once. anew: share of a selection that the last
+        token's selection did not hold.
+        """
         share = selected_share(self.selected, self.context)
         return loaded_tokens(self.parts, share, anew)
 
 
 @dataclass(frozen=True)
 class RankSeconds:
-    """Seconds of one token of all rows, in all layers or in a pack of them, on separate resources.
+    """Seconds that one token of all rows takes on each resource, for all layers or one pack.
 
-    inference_s: the forward pass. cache_s: what chooses, and gathers. up_s: queries, new keys and
-    values to the cache rank; down_s: selected K and V back.
+    inference_s: the forward pass. cache_s: selecting and gathering on the cache rank. up_s: sending
+    queries, new keys and values to it. down_s: sending the selected K and V back.
     """
 
     inference_s: float
@@ -73,8 +77,10 @@ class RankSeconds:
 
     @property
     def slack_s(self) -> float:
-        """Of the tighter of section 4.3's conditions: a cycle of communication, and processing on
-        the cache rank, should each take less than the forward pass."""
+        """Return the forward pass's time minus that of the cache rank or the link, the longer one.
+
+        Section 4.3 requires that neither takes longer than the forward pass.
+        """
         return self.inference_s - max(self.cache_s, self.up_s + self.down_s)
 
     @property
@@ -83,16 +89,16 @@ class RankSeconds:
 
     @property
     def ideal_s(self) -> float:
-        """Seconds per token if nothing ever waits for anything but its own resource."""
+        """Return the seconds per token if all resources work in parallel without waiting."""
         return max(self.inference_s, self.cache_s, self.up_s, self.down_s)
 
 
 class SparseMethod(StrEnum):
-    """What chooses the tokens.
+    """How the tokens to attend to are selected.
 
-    EXACT is the paper's "TOVA", whose Eq. 8 scores all keys with the true query. AHEAD scores page
-    bounds, as QUEST does, with a query that is computed from the residual of a layer before: a
-    second query projection.
+    EXACT scores all keys with the true query; the paper calls it TOVA (Eq. 8). QUEST scores the
+    bounds of pages. AHEAD does so with a query computed from the layer before, which costs a second
+    query projection.
     """
 
     FULL = "full"
@@ -103,7 +109,7 @@ class SparseMethod(StrEnum):
 
 
 def parameter_flops(shape: ModelShape) -> int:
-    """Eq. 6: projections and feed-forward of one token; embeddings and LM head are left out."""
+    """Return Eq. 6: FLOPs per token of projections and feed-forward layers, without the LM head."""
     attention = 4 * shape.hidden * shape.heads * shape.head_dim
     keys_values = 4 * shape.kv_heads * shape.head_dim * shape.hidden
     return shape.layers * (attention + keys_values + 6 * shape.hidden * shape.intermediate)
@@ -112,8 +118,10 @@ def parameter_flops(shape: ModelShape) -> int:
 def attention_flops(
     shape: ModelShape, method: SparseMethod, context: int, selected: int, page: int = 16
 ) -> int:
-    """Eq. 7 to 10: attention of one token on the inference rank, selection included where it is
-    done there."""
+    """Return Eq. 7 to 10: FLOPs of attention for one token on the inference rank.
+
+    They include the selection if that rank selects.
+    """
     query = shape.layers * shape.heads * shape.head_dim
     return round(4 * query * _attended(shape, method, SparseLoad(1, context, selected, page)))
 
@@ -121,12 +129,12 @@ def attention_flops(
 def token_flops(
     shape: ModelShape, method: SparseMethod, context: int, selected: int, page: int = 16
 ) -> int:
-    """Eq. 11."""
+    """Return Eq. 11: all FLOPs of one token on the inference rank."""
     return parameter_flops(shape) + attention_flops(shape, method, context, selected, page)
 
 
 def cache_rank_flops(shape: ModelShape, context: int) -> int:
-    """What Eq. 10 leaves out: the cache rank scores every key; with it the sum is Eq. 8's."""
+    """Return the FLOPs of scoring all keys on the cache rank, which Eq. 10 leaves out."""
     return 2 * shape.layers * shape.heads * shape.head_dim * context
 
 
@@ -155,7 +163,7 @@ def _attended(shape: ModelShape, method: SparseMethod, load: SparseLoad) -> floa
 
 
 def _read(shape: ModelShape, method: SparseMethod, load: SparseLoad) -> float:
-    """Tokens whose K and V are read; a page's two bounds are as many bytes as a token."""
+    """Return the tokens whose K and V are read; a page's two bounds are as large as one token."""
     if method is SparseMethod.FULL:
         return load.union
     if method is SparseMethod.EXACT:
@@ -170,9 +178,9 @@ def _read(shape: ModelShape, method: SparseMethod, load: SparseLoad) -> float:
 def two_devices(
     roofline: Roofline, shape: ModelShape, load: SparseLoad, link_bandwidth: float
 ) -> RankSeconds:
-    """AsyncSpade on two devices of one kind. link_bandwidth: bytes/s between them, each way.
+    """Return AsyncSpade's times on two equal devices. link_bandwidth: bytes/s in each direction.
 
-    The cache rank reads every key, then reads and writes what is selected.
+    The cache rank reads every key, then reads and writes the selected K and V.
     """
     model, hardware = roofline.model, roofline.hardware
     cache_bytes = model.kv_bytes_per_token * (load.union / 2 + 2 * load.chosen)
@@ -192,20 +200,20 @@ def two_devices(
 def pack_bandwidth(
     shape: ModelShape, *, batch: int, selected: int, layers: int, seconds: float, heads: int
 ) -> float:
-    """Least bytes per second by which a pack of layers' selection is there before it is needed.
+    """Return the least bytes per second with which a pack's selection arrives in time.
 
-    heads: `shape.heads` gives Table 2's column (times 2**20 / 1e6: it divides MiB by milliseconds);
-    2 * `shape.kv_heads`, K and V, is what has to move.
+    heads: heads whose KV is sent. `shape.heads` reproduces Table 2, apart from its unit, MiB per
+    millisecond. 2 * `shape.kv_heads` (K and V of each KV head) is what really has to move.
     """
     return batch * selected * heads * shape.head_dim * 2 * layers / seconds
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as the cache rank; figures of a desktop, assumed.
+    """A host that serves as the cache rank. The defaults are assumptions about a desktop.
 
-    bandwidth: bytes/s at which it scores; flops: FLOP/s. anew: see `plan.sparse`;
-    of what is selected a device has kept 60 % from the token before, says ShadowKV of large models.
+    bandwidth: bytes/s at which it scores keys. flops: FLOP/s. anew: share of a selection that the
+    last token's selection did not hold (see `plan.sparse`); ShadowKV reports 40 % for large models.
     """
 
     bandwidth: float = 40e9
@@ -216,7 +224,10 @@ class Host:
 def host_ranks(
     roofline: Roofline, shape: ModelShape, load: SparseLoad, host: Host, *, bounds: bool
 ) -> RankSeconds:
-    """The device decodes; the host keeps KV, and chooses by all keys or by bounds of pages."""
+    """Return the times when the device decodes and the host keeps and selects the KV.
+
+    bounds: the host scores bounds of pages instead of all keys.
+    """
     model, hardware = roofline.model, roofline.hardware
     page = load.page if bounds else 1
     scored_bytes = model.kv_bytes_per_token * load.union / (page if bounds else 2)

@@ -1,5 +1,5 @@
-"""Layer-wise offloading, the baseline of the LBS paper: KV on the host, layers streamed.
+"""Layer-wise offloading, the baseline of the LBS paper: KV on the host, streamed layer by layer.
 
-One implementation: over a card's streams, and over a copier beside compute on a CPU. Knows one
-link and two budgets; which beams are decoded is not its business.
+One implementation serves GPUs (CUDA streams) and CPUs (a copying thread). The schedule decides
+which beams are decoded; this package only places and moves their KV.
 """

@@ -1,8 +1,8 @@
-"""Layer-wise offloading, the baseline: token by token, whole layers of KV streamed for every token.
+"""Attention backend of layer-wise offloading, which streams whole layers of KV for every token.
 
-As strong as it can be written: as many layers resident as fit, the others fetched two ahead through
-two buffers, the next token's first one while this token's last one computes, and only KV that is
-not on the host is written back. LBS section 2.4, 4.1 (Eq. 1-3) and 5.1.
+Written to be a strong baseline (LBS sections 2.4, 4.1 with Eq. 1-3, and 5.1): as many layers as fit
+stay on the device. The others are fetched two ahead through two buffers, and the next token's first
+one while this token's last layer computes. Only KV that the host does not have is written back.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from beamwright_lab.baselines.layerwise.store import LayeredStore
 from beamwright_lab.baselines.layerwise.streams import LayerStreams
 from beamwright_lab.baselines.layerwise.tail import LayeredTail
 
-# What makes packed copies, whose layers can be streamed.
+# Backends that pack KV into copies, whose layers can be streamed.
 Packing = DenseAttention | TreeAttention
 
 
 class LayerwiseDecode(LayerStreams, DecodeView):
-    """A `DecodeView`, one token per row; layers that do not fit are streamed for each token."""
+    """A `DecodeView` (one token per row) that streams the layers that do not fit."""
 
     def __init__(
         self, inner: Packing, store: LayeredStore, paths: Sequence[Path], tail: LayeredTail
@@ -41,7 +41,7 @@ class LayerwiseDecode(LayerStreams, DecodeView):
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend to a layer that has arrived; its buffer takes the one after the next.
+        """Attend to a layer once it has arrived; then its buffer takes the layer after the next.
 
         Raises:
             CapacityError: if not even two stream buffers fit the budget.
@@ -56,13 +56,13 @@ class LayerwiseDecode(LayerStreams, DecodeView):
         return context
 
     def keep_rows(self, rows: Tensor) -> None:
-        """All rows kept count as real, see `count_rows`."""
+        """Continue with these rows; all of them are real, see `count_rows`."""
         self._inner.keep_rows(rows)
         kept = [self.placement.rows[row] for row in rows.tolist()]
         self.use_rows(kept, len(kept))
 
     def count_rows(self, num_rows: int) -> None:
-        """Only the first `num_rows` rows are real; the rest pad the batch.
+        """Count only the first `num_rows` rows as real; the rest pad the batch.
 
         The KV of padding rows is neither streamed nor counted, and their context is meaningless.
         """
@@ -75,7 +75,7 @@ class LayerwiseDecode(LayerStreams, DecodeView):
 
 
 class LayerwisePrefill(LayerStreams, AttentionView):
-    """An `AttentionView`; each streamed layer of the paths crosses the link once."""
+    """An `AttentionView` for prefill, which streams each layer that does not fit once."""
 
     def __init__(
         self, inner: Packing, store: LayeredStore, paths: Sequence[Path], lengths: Sequence[int]
@@ -88,9 +88,9 @@ class LayerwisePrefill(LayerStreams, AttentionView):
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Raises what `LayerwiseDecode.attend` does."""
+        """Attend to a layer once it has arrived. Raises what `LayerwiseDecode.attend` does."""
         if layer == 0:
-            # A batch of a few rows that would fit says nothing about all the others.
+            # These few rows may fit although all rows do not: never make more layers resident here.
             self.begin(self._num_tokens, self._store.resident)
         if layer >= self.placement.resident:
             fresh = key_value[: self._num_tokens].contiguous()
@@ -109,11 +109,10 @@ class LayerwisePrefill(LayerStreams, AttentionView):
 
 
 class LayerwiseAttention(AttentionBackend):
-    """Layer-wise offloading around `dense` (the LBS paper's baseline) or `tree`.
+    """Layer-wise offloading around `dense` (the LBS paper's baseline) or `tree` attention.
 
-    Its views read a `LayeredStore`, which holds the budgets, the link and what is counted.
-
-    The host stores a segment once whatever the device layout is.
+    Its views read a `LayeredStore`, which holds the budgets, the link and the counters. The host
+    stores a segment once, even if the device has a copy per row (`dense`).
 
     Raises:
         InputError: for a backend that has no packed copies to stream (`reference`).
@@ -126,26 +125,26 @@ class LayerwiseAttention(AttentionBackend):
         self.tested = self._inner = inner
 
     def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> LayeredTail:
-        """Its memory never outlives the rows."""
+        """Return a tail for the rows' newest tokens, whose memory is freed with the rows."""
         return LayeredTail(store, self.tail_tokens)
 
     def decode_view(
         self, store: LayeredStore, paths: Sequence[Path], tail: LayeredTail
     ) -> LayerwiseDecode:
-        """A view for one token per row."""
+        """Return a view that decodes one token per row."""
         return LayerwiseDecode(self._inner, store, paths, tail)
 
     def prefill_view(
         self, store: LayeredStore, paths: Sequence[Path], lengths: Sequence[int]
     ) -> LayerwisePrefill:
-        """A view for `lengths[i]` new tokens after path i."""
+        """Return a view that prefills `lengths[i]` new tokens after path i."""
         return LayerwisePrefill(self._inner, store, paths, lengths)
 
 
 def attend_layerwise(
     settings: Settings, backend: AttentionBackend, decoder: Any
 ) -> LayerwiseAttention:
-    """Layer-wise offloading around plain torch: kernels read the pool themselves."""
+    """Return layer-wise offloading around torch attention, as Triton kernels cannot read its KV."""
     inner = make_attention(settings.model.attention)
     if settings.model.deterministic:
         check_deterministic(inner, decoder.device, decoder.dtype)

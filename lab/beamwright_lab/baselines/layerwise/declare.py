@@ -1,4 +1,4 @@
-"""`--schedule layerwise`: its groups are `in-gpu`'s, its KV is on the host, its layers streamed."""
+"""Declares `--schedule layerwise`: groups as with `in-gpu`, KV on the host, layers streamed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _kv_method() -> Any:
     "layerwise",
     meaning="layers streamed for every token",
     kv_method=_kv_method,
-    # Rows begin together, and no others are decoded beside them.
+    # Streaming needs rows that begin together, with no other rows in the batch.
     fixed={"batching": "grouped", "speculation": "off"},
     unused_options=GROUPING_OPTIONS,
 )
 class LayerwiseSchedule(InGpuSchedule):
-    """The baseline's groups; the attention backend streams."""
+    """The schedule of layer-wise offloading: groups as `in-gpu`; the attention backend streams."""
 
 
 def streams_layers(settings: ScheduleSettings) -> bool:
-    """True if `--schedule` names this baseline."""
+    """Return whether `--schedule` names layer-wise offloading."""
     return issubclass(schedule_row(settings).make, LayerwiseSchedule)

@@ -1,9 +1,8 @@
-"""LayeredStore: segments whose first layers reside on the device, the others on the host.
+"""KV store of layer-wise offloading: each segment's first layers are on the device, the rest not.
 
-What layer-wise offloading needs (LBS section 2.4). Every segment has a block list in the host pool;
-its first layers are kept on the device, block by block, for as long as they are resident. A layer
-of a segment resides on one side or on both. Knows no attention and no order of
-layers; who moves a layer says so here.
+Every segment has blocks in the host pool (LBS section 2.4). The device keeps a segment's first
+layers, block by block, as long as they are resident. A layer can be on the host, on the device, or
+on both. `LayerStreams` decides which layers move, and records each move here.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from beamwright.protocols import Direction
 from beamwright.sparse.host import HostedStore
 from beamwright_lab.baselines.layerwise.tail import LayeredTokens, stack_layers
 
-# By layer: new tokens [tokens, 2, kv_heads, head_dim] on the host, and what brings them there.
+# By layer: new tokens [tokens, 2, kv_heads, head_dim] on the host, and the transfer to there.
 Landing = dict[int, tuple[torch.Tensor, Transfer]]
 
 
 class LayeredStore(HostedStore):
-    """A `HostedStore` of which the device has whole layers.
+    """A `HostedStore` whose device side holds whole layers.
 
-    device_budget: bytes of the device's resident layers and stream buffers while a view is open.
-    resident: layers [0, resident) are on the device between views; whatever exists before the
-        first forward counts as resident in all layers.
-    landing: layers of a prefill's new tokens, which are appended next.
-    token_bytes: of one layer.
-    discarded_bytes: fetched ahead for a token that did not come, or not with the same rows.
+    device_budget: bytes of resident layers and stream buffers on the device while a view is open.
+    resident: layers [0, resident) stay on the device between views; before the first forward pass,
+        all layers count as resident.
+    landing: streamed layers of a prefill's new tokens, which `append` takes next.
+    token_bytes: KV bytes of one token in one layer.
+    discarded_bytes: bytes fetched ahead for a token that was not decoded with the same rows.
     """
 
     streams_layers = True
@@ -59,19 +58,19 @@ class LayeredStore(HostedStore):
         return super().stall_s + self._waited_s
 
     def order(self, transfers: Sequence[Transfer]) -> None:
-        """Compute waits, be it on the host or on the device: that is the stall.
+        """Let compute wait for transfers, and count the wait as stall.
 
-        A device reports later: without transfers, only what it has reported meanwhile is added.
+        A GPU reports its waits later. Without transfers, only add what it has reported so far.
         """
         self._waited_s += self.link.order(transfers)
 
     def wait(self, transfers: Sequence[Transfer]) -> None:
-        """The host waits, because it reads what has moved."""
+        """Block the host until transfers are complete, because it reads their bytes."""
         if transfers:
             self._waited_s += self.link.wait(transfers)
 
     def reset_peaks(self) -> None:
-        """Forgets what is resident, too; no view may be open."""
+        """Reset the counters, and mark all layers as resident. No view may be open."""
         super().reset_peaks()
         self.resident = self.pool.layout.num_layers
         self.discarded_bytes, self._waited_s = 0, 0.0
@@ -84,8 +83,11 @@ class LayeredStore(HostedStore):
         key_values: Sequence[Any],
         lengths: Sequence[int] | None = None,
     ) -> None:
-        """key_values: `LayeredTokens` of each segment, or a tensor of them all, which stays on the
-        device, but for the layers in `landing`."""
+        """Append new tokens to segments.
+
+        key_values: `LayeredTokens` per segment, or one tensor of all segments. A tensor stays on
+        the device, except for the layers in `landing`.
+        """
         lengths = lengths or [len(key_values[0])]
         landing, self.landing = self.landing, {}
         self.link.wait([transfer for _, transfer in landing.values()])
@@ -109,8 +111,10 @@ class LayeredStore(HostedStore):
         super().clear(segment)
 
     def _write_on_host(self, segment: Segment, fresh: LayeredTokens) -> None:
-        """New tokens where the device does not store them, see `host_from`; older ones too, in
-        layers that have left since."""
+        """Write new tokens of the layers that are not on the device to the host.
+
+        In layers that have left the device since, write the older tokens as well.
+        """
         resident, held = fresh.on_device.shape[1], self.device_layers(segment)
         host_from = min(resident, held)
         if segment.length and held <= resident:
@@ -127,7 +131,7 @@ class LayeredStore(HostedStore):
             self._put_on_host(segment, segment.length, held, host)
 
     def _put_on_host(self, segment: Segment, start: int, layer: int, values: torch.Tensor) -> None:
-        """Tokens from `start` on [tokens, layers, ...] in the layers from `layer` on."""
+        """Write values [tokens, layers, ...] to the host, from token `start` and layer `layer`."""
         if not values.numel():
             return
         size = self.pool.block_tokens
@@ -169,22 +173,22 @@ class LayeredStore(HostedStore):
         return self.pool.layout.num_layers if held is None else held.shape[0]
 
     def host_from(self, segment: Segment) -> int:
-        """Layers from here on are on the host, whether they are on the device too or not."""
+        """Return the first layer from which the host has this segment."""
         return self._host_from.get(segment, self.pool.layout.num_layers)
 
     def device_layer(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
-        """Device tokens [visible, 2, kv_heads, head_dim] of one layer that is there."""
+        """Return tokens [visible, 2, kv_heads, head_dim] of a layer that is on the device."""
         return self._on_device[segment][layer].transpose(1, 2).flatten(0, 1)[:visible]
 
     def host_layer(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
-        """The same on the host, of a layer that is there."""
+        """Return tokens [visible, 2, kv_heads, head_dim] of a layer that is on the host."""
         count = self.pool.blocks_for(visible)
         blocks = torch.tensor(segment.blocks[:count], dtype=torch.long)
         held = self.pool.storage[:, layer].index_select(0, blocks)
         return held.transpose(1, 2).flatten(0, 1)[:visible]
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """On the device, wherever its layers reside."""
+        """Return a segment's tokens in all layers on the device, loading those on the host."""
         del copy
         held = self.device_layers(segment)
         layers = [
@@ -195,13 +199,13 @@ class LayeredStore(HostedStore):
         ]
         return torch.stack(layers).transpose(1, 2)
 
-    # --- layers that change sides ------------------------------------------------------------
+    # --- layers that move between host and device --------------------------------------------
 
     def leave(self, segment: Segment, visible: int, layer: int) -> list[Piece]:
-        """What stores a device layer of a segment, block by block.
+        """Return the pieces that write a device layer of a segment to the host, block by block.
 
-        All of it goes; the bytes are those of the first `visible` tokens, because what paths do
-        not see as sealed yet is a tail's, and is counted there.
+        All blocks are written, but only the first `visible` tokens count as bytes: the newer ones
+        belong to a tail and are counted there.
         """
         if layer >= self.device_layers(segment):
             return []
@@ -210,7 +214,7 @@ class LayeredStore(HostedStore):
     def _pieces(
         self, segment: Segment, held: torch.Tensor, layer: int, visible: int, way: Direction
     ) -> list[Piece]:
-        """A layer's blocks from the device's memory to the host's, or the other way."""
+        """Return the pieces that copy a layer's blocks in direction `way`."""
         pieces, size = [], self.pool.block_tokens
         for number, block in enumerate(segment.blocks[: self.pool.blocks_for(segment.length)]):
             ends = self.pool.storage[block, layer], held[layer, number]
@@ -220,14 +224,14 @@ class LayeredStore(HostedStore):
         return pieces
 
     def drop_layers(self, segment: Segment, resident: int) -> None:
-        """Free the device memory of layers from `resident` on, which the host has."""
+        """Free the device memory of the layers from `resident` on, which the host has."""
         held = self._on_device.get(segment)
         self._host_from[segment] = min(resident, self.host_from(segment))
         if held is not None and held.shape[0] > resident:
             self._on_device[segment] = held[:resident].clone()
 
     def add_layer(self, segment: Segment, tokens: torch.Tensor) -> None:
-        """Device tokens [all, 2, kv_heads, head_dim] of the layer after those that are there."""
+        """Add the next layer [tokens, 2, kv_heads, head_dim] to those on the device."""
         held, size = self._on_device[segment], self.pool.block_tokens
         positions = torch.arange(segment.length, device=self.compute_device)
         layer = held.new_zeros((1, *held.shape[1:]))
@@ -235,9 +239,9 @@ class LayeredStore(HostedStore):
         self._on_device[segment] = torch.cat([held, layer])
 
     def bring(self, segments: Iterable[Segment], resident: int) -> list[Transfer]:
-        """Load what these segments lack of the layers below `resident`.
+        """Load the layers below `resident` that these segments lack on the device.
 
-        They lack some where layers became resident while no row read the segment.
+        A segment lacks a layer if the layer became resident while no row read the segment.
         """
         pieces: list[Piece] = []
         for segment in segments:

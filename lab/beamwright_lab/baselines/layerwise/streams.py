@@ -1,13 +1,12 @@
-"""Layers of packed KV that pass through two device buffers, token by token.
+"""Streams layers of KV through two device buffers for every token: layer-wise offloading.
 
-The mechanism of `layerwise` (LBS section 4.1, Eq. 1-2): which layers are resident for a token, what
-crosses the link and when. Knows no attention operator.
+For each token it decides which layers are resident and when the others cross the link (LBS section
+4.1, Eq. 1-2). It is independent of the attention operator.
 
-Attention reads a padded layout [K or V, entry, kv_head, token, head_dim]. A link that takes strided
-pieces (a copier of the CPU) moves the tokens of that layout from the host into a stream buffer. For
-a card a layer is one flat run of tokens [token, 2, kv_head, head_dim] on the host and in the
-buffers, so that one large copy fills a buffer; then compute spreads it. Resident layers are in the
-padded layout.
+Attention reads a padded layout, [K or V, entry, kv_head, token, head_dim]; an entry is KV that one
+or more rows read. The CPU's copier moves strided pieces, from the host straight into that layout.
+For a GPU, a layer is one flat run of tokens [token, 2, kv_head, head_dim] on the host and in a
+buffer: one large copy fills the buffer, and compute spreads it to the padded layout afterwards.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from beamwright_lab.baselines.layerwise.tail import NUM_BUFFERS, LayeredTail, Pl
 
 
 class PackedLayers(LayerSource):
-    """A `LayerSource` over a link.
+    """The layers that one attention call reads: resident, or streamed over a link.
 
-    tail: holds the rows' own tokens, which cross the link once, with it.
-    parts: of all entries, in their order.
+    tail: holds the rows' own tokens, which it moves itself. parts: the parts of all entries, in
+    their order.
     """
 
     def __init__(
@@ -55,23 +54,23 @@ class PackedLayers(LayerSource):
         self._starts = [0, *accumulate(self._lengths)]
         self._flat = (self._starts[-1], 2, layout.num_kv_heads, layout.head_dim)
         self._padded = (2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
-        self._moved = self._padded if self._strided else self._flat  # what a buffer holds
+        self._moved = self._padded if self._strided else self._flat  # shape of a stream buffer
         self._entry = torch.repeat_interleave(torch.tensor(self._lengths)).to(device)
         self._at = torch.cat([torch.arange(length) for length in self._lengths]).to(device)
-        self._slices: list[tuple[tuple[slice, ...], int]] = []  # what is moved, and its tokens
+        self._slices: list[tuple[tuple[slice, ...], int]] = []  # slices to move, and their tokens
         self._fetched: dict[tuple[int, int], list[Piece]] = {}
         self._on_device: dict[int, torch.Tensor] = {}
         self._on_host: dict[int, torch.Tensor] = {}
         self._landing: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] = []
         self._working: torch.Tensor | None = None
-        # Where the present rows' own tokens are: entry and place [token, row].
+        # Where the current rows' own tokens go: entry and position, each [token, row].
         self._own: tuple[torch.Tensor, torch.Tensor] | None = None
 
     # --- what attention reads ----------------------------------------------------------------
 
     def layer(self, number: int) -> torch.Tensor:
-        """A flat buffer is free again after it."""
+        """Return a layer in the padded layout. A flat stream buffer may be refilled afterwards."""
         if number < self._placement.resident:
             if number not in self._on_device:
                 self._on_device[number] = self._resident(number)
@@ -84,7 +83,7 @@ class PackedLayers(LayerSource):
         return self._add_own(held, number)
 
     def _resident(self, number: int) -> torch.Tensor:
-        """A layer that is on the device: where it just landed, or as its segments hold it."""
+        """Return a resident layer: as it has just been loaded, or as its segments hold it."""
         landed = self._landing.pop(number, None)
         if landed is None:
             stored = self._store.device_layer
@@ -96,9 +95,10 @@ class PackedLayers(LayerSource):
         return self._add_own(self._spread(self._zeros(self._padded), flat), number)
 
     def _settle(self, flat: torch.Tensor, number: int) -> None:
-        """Parts that present rows read have landed, and their segments have the layer now.
+        """Give the segments that current rows read a layer that has just become resident.
 
-        Segments that nobody read while the layer was streamed may still have it, and the host not.
+        A segment that no row read while the layer was streamed may still have it on the device,
+        and not on the host; then the device's tokens replace what was loaded.
         """
         for entry in self._used:
             at = self._starts[entry]
@@ -112,13 +112,13 @@ class PackedLayers(LayerSource):
                 at += part.visible
 
     def _spread(self, padded: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-        """Flat tokens to their places."""
-        # Indices that a slice parts come first: [tokens, 2, kv_heads, head_dim].
+        """Write flat tokens to their positions in a padded layer, and return it."""
+        # Index tensors that a slice separates come first: [tokens, 2, kv_heads, head_dim].
         padded[:, self._entry, :, self._at] = flat
         return padded
 
     def _add_own(self, padded: torch.Tensor, number: int) -> torch.Tensor:
-        """The rows' own tokens behind their entries, where there is room."""
+        """Write the rows' own tokens after their entries, if the layout has room for them."""
         if not self._grows or not self._tail.length:
             return padded
         own = self._tail.own_tokens(number)
@@ -131,7 +131,7 @@ class PackedLayers(LayerSource):
         padded[:, rows, :, at] = own
         return padded
 
-    # --- what crosses the link ---------------------------------------------------------------
+    # --- transfers over the link -------------------------------------------------------------
 
     def open_buffers(self) -> None:
         """Allocate the two stream buffers."""
@@ -139,14 +139,14 @@ class PackedLayers(LayerSource):
             self._buffers = [self._zeros(self._moved) for _ in range(NUM_BUFFERS)]
 
     def choose(self, rows: set[int]) -> int:
-        """From here on move only what these rows read; returns the tokens that are there."""
+        """Move only what these rows read from now on. Return the number of those tokens."""
         self._own = None
         self._used = [
             number for number, entry in enumerate(self._entries) if not rows.isdisjoint(entry.rows)
         ]
         self._fetched.clear()
         self._slices, runs = [], list[range]()
-        for number in self._used:  # neighbours, which in the padded layout are equally long, too
+        for number in self._used:  # join neighbours; in the padded layout only equally long ones
             alike = not self._strided or self._lengths[number - 1] == self._lengths[number]
             if runs and runs[-1].stop == number and alike:
                 runs[-1] = range(runs[-1].start, number + 1)
@@ -163,13 +163,13 @@ class PackedLayers(LayerSource):
 
     @property
     def used_parts(self) -> Iterator[PathPart]:
-        """The parts that present rows read."""
+        """Yield the parts that current rows read."""
         return (part for number in self._used for part in self._entries[number].parts)
 
     def fetched_pieces(self, layer: int, buffer: int) -> list[Piece]:
-        """The parts that present rows read, into a stream buffer.
+        """Return the pieces that load a layer of the parts in use into a stream buffer.
 
-        They cannot change while the view lives and its rows stay.
+        They stay the same while the view is open and its rows do not change.
         """
         if (layer, buffer) not in self._fetched:
             self._on_host[layer] = self._host_copy(layer)
@@ -177,12 +177,12 @@ class PackedLayers(LayerSource):
         return self._fetched[layer, buffer]
 
     def landing_pieces(self, layer: int) -> list[Piece]:
-        """The same parts of a layer that becomes resident, into memory of their own."""
+        """Return the pieces that load a layer that becomes resident into memory of its own."""
         self._landing[layer] = self._zeros(self._moved)
         return self._pieces(self._landing[layer], self._host_copy(layer))
 
     def drop_layers(self, resident: int) -> None:
-        """Layers from `resident` on have been written back: the device forgets them."""
+        """Free the layers from `resident` on, which have been written back."""
         self._on_device = {n: held for n, held in self._on_device.items() if n < resident}
 
     def _pieces(self, destination: torch.Tensor, source: torch.Tensor) -> list[Piece]:
@@ -193,7 +193,7 @@ class PackedLayers(LayerSource):
         ]
 
     def _host_copy(self, layer: int) -> torch.Tensor:
-        """The parts of a layer on the host, packed once for all fetches."""
+        """Return a layer's parts on the host, packed once for all fetches."""
         if layer in self._on_host:
             return self._on_host[layer]
         flat = self._store.host_memory(self._flat)
@@ -204,20 +204,20 @@ class PackedLayers(LayerSource):
         return self._spread(flat.new_zeros(self._padded), flat) if self._strided else flat
 
     def _zeros(self, size: tuple[int, ...]) -> torch.Tensor:
-        """Device memory. Zeros: masked positions must never hold NaN bits."""
+        """Allocate device memory. Zeros, because masked positions must never hold NaN."""
         dtype, device = self._store.pool.layout.dtype, self._store.compute_device
         return torch.zeros(size, dtype=dtype, device=device)
 
 
 def resident_layers(num_layers: int, budget_bytes: int, layer_bytes: int) -> int:
-    """Eq. 1 with the two stream buffers inside the budget."""
+    """Return how many layers can stay on the device (Eq. 1, minus two stream buffers)."""
     if num_layers * layer_bytes <= budget_bytes:
         return num_layers
     return max(0, budget_bytes // layer_bytes - NUM_BUFFERS)
 
 
 class LayerStreams:
-    """The layers of one view, token by token: `begin`, then per layer `ready` and `done`."""
+    """Mover of one view's layers. Per token call `begin`, then per layer `ready` and `done`."""
 
     def __init__(self, store: LayeredStore, num_rows: int, tail: LayeredTail | None = None) -> None:
         self.num_layers = store.pool.layout.num_layers
@@ -239,14 +239,14 @@ class LayerStreams:
         return copy
 
     def use_rows(self, rows: list[int], num_real: int) -> None:
-        """Go on with these rows; only the first `num_real` are streamed and counted."""
+        """Continue with these rows; only the first `num_real` are streamed and counted."""
         self._discard_ahead()
         self.placement.rows, self.placement.num_real = rows, num_real
         self._sealed_tokens = None
         self._tail.count_rows(num_real)
 
     def held_bytes(self) -> int:
-        """One layer's KV of the real rows, without the tokens being computed."""
+        """Return the bytes of the real rows' KV in one layer, without the tokens being computed."""
         placement = self.placement
         if self._sealed_tokens is None:
             real = set(placement.rows[: placement.num_real])
@@ -257,7 +257,7 @@ class LayerStreams:
     # --- one token ---------------------------------------------------------------------------
 
     def begin(self, num_new: int, max_layers: int) -> None:
-        """Decide what is resident (Eq. 1, at most `max_layers` layers) and start the first fetches.
+        """Decide how many layers are resident (Eq. 1, up to `max_layers`); start to fetch others.
 
         num_new: tokens that are being computed.
 
@@ -281,7 +281,7 @@ class LayerStreams:
         self.placement.resident = store.resident = resident
         if not self._begun or resident < before:
             self._write_back(resident)
-        if not self._begun:  # segments that no row read while layers became resident lack those
+        if not self._begun:  # segments that no row has read may lack layers that became resident
             parts = [part for copy in self._copies for part in copy.parts]
             segments = dict.fromkeys(part.segment for part in parts)
             store.order(store.bring(segments, min(before, resident)))
@@ -297,15 +297,15 @@ class LayerStreams:
             self._fetch_first()
 
     def ready(self, layer: int) -> None:
-        """Compute from here on finds a layer's KV on the device."""
+        """Let compute wait until a layer's KV is on the device."""
         self._store.order(self._fetching.get(layer, []))
         self._fetching.pop(layer, None)
 
     def done(self, layer: int) -> None:
-        """A layer was read: its buffer takes the one after the next.
+        """Fetch the layer after the next into the buffer of a layer that has been read.
 
-        The sealed parts of the next token's first streamed layer are fetched ahead, where there may
-        be such a token, and the same layers are resident then.
+        After the last layers, fetch the next token's first streamed layer ahead, without the tail,
+        if there can be a next token and the same layers stay resident.
         """
         placement = self.placement
         if layer < placement.resident:
@@ -325,21 +325,19 @@ class LayerStreams:
             placement.storing.clear()
 
     def close(self) -> None:
-        """Give back the budget; what is on its way arrives first, so that equal runs move
-        equal bytes."""
+        """Release the budget, and let all transfers end, so that equal runs move equal bytes."""
         self._release()
         fetching = [transfer for transfers in self._fetching.values() for transfer in transfers]
         pending, leaving = [*self.placement.storing, *fetching], [*self._leaving.values()]
         self._leaving, self._fetching = {}, {}
         self.placement.storing.clear()
-        with suppress(LinkError):  # whoever needed the bytes has had the error
+        with suppress(LinkError):  # the call that needed the bytes has raised it
             self._store.wait(leaving)  # the next view reads them on the host
             self._store.order(pending)
             self._discard_ahead()
 
     def _write_back(self, resident: int) -> None:
-        """What was computed in layers that are not resident any more is written back, each
-        segment once, however many copies of it there are."""
+        """Store the layers that are no longer resident; a segment with several copies goes once."""
         leaving: dict[Segment, int] = {}
         for part in (part for copy in self._copies for part in copy.used_parts):
             if self._store.device_layers(part.segment) > resident:

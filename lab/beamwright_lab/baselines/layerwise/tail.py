@@ -1,8 +1,7 @@
-"""LayeredTail: rows' own tokens, whose streamed layers are on the host; and where layers reside.
+"""The tail (KV of the current step) of layer-wise offloading: streamed layers are on the host.
 
-A layer's tokens are contiguous on either side [token, row, 2, kv_head, head_dim], so that one copy
-stores a token and one copy loads all of them. Only real rows are kept: what pads a batch
-has no KV of its own.
+On either side a layer's tokens are contiguous, [token, row, 2, kv_head, head_dim]: one copy stores
+a token, and one copy loads all of them. Rows that only pad the batch have no KV of their own.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ NUM_BUFFERS = 2
 
 @dataclass
 class Placement:
-    """The present token's layers and rows.
+    """Where the layers are and which rows run, for the token being computed.
 
-    resident: layers [0, resident) stay on the device. buffers: the stream buffer of each other
-    layer that was fetched. rows: original numbers of the rows of the present batch; the first
-    `num_real` have KV of their own, the others pad the batch. storing: what is on its way to the
-    host, for compute of the next token to wait for.
+    resident: layers [0, resident) stay on the device. buffers: for each fetched other layer, the
+    number of its stream buffer. rows: original numbers of the batch's rows; the first `num_real`
+    have KV of their own, the others pad the batch. storing: transfers to the host that the next
+    token's compute must wait for.
     """
 
     resident: int
@@ -40,7 +39,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class LayeredTokens:
-    """A row's new tokens, split by where their layers reside.
+    """A row's new tokens, split into the layers on the device and those on the host.
 
     on_device: [tokens, resident layers, 2, kv_heads, head_dim] on the device.
     on_host: the other layers on the host, behind `num_before` older tokens of the row.
@@ -52,29 +51,28 @@ class LayeredTokens:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens."""
+        """Return the number of new tokens."""
         return self.on_device.shape[0]
 
 
 def stack_layers(
     layers: list[torch.Tensor], size: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """[tokens, layers, ...] of layers [tokens, ...]; zeros of this size where there are none."""
+    """Stack layers [tokens, ...] to [tokens, layers, ...]; without any, return zeros of `size`."""
     return torch.stack(layers, dim=1) if layers else torch.zeros(size, dtype=dtype)
 
 
 class LayeredTail:
     """A `Tail` whose rows are equally long.
 
-    What is read is padded and masked as in `RowTails`: a row's sums are then in the same order.
+    Reads are padded and masked as in `RowTails`, so that sums are added in the same order. The
+    memory doubles when full, up to a constant of the attention backend: the order of partial sums
+    must not depend on the memory budget. In a streamed layer, a new token is written to the stream
+    buffer first.
 
-    A token of a streamed layer is written into the layer's stream buffer. Memory grows by doubling,
-    up to a constant of the attention backend, so that the order of partial sums does not depend on
-    the memory budget.
-
-    placement: where layers reside, set by the view that begins. length: tokens that every row
-    holds. resident: layers [0, resident) reside on the device. left: layers have been written back
-    since the tail was empty. num_real: rows that have KV of their own.
+    length: tokens that every row holds. resident: layers [0, resident) are on the device.
+    left: some layers have been written back since the tail was empty. num_real: rows that have KV
+    of their own.
     """
 
     num_moves = 0  # no step is captured
@@ -88,7 +86,7 @@ class LayeredTail:
         self.close()
 
     def close(self) -> None:
-        """No rows are left, and no memory."""
+        """Drop all rows and free the memory."""
         self.num_rows = self.num_real = self.length = 0
         self.resident, self.left = self.layout.num_layers, False
         self.num_tokens = min(padded_tail(1, self.layout.head_dim), self.capacity)
@@ -104,7 +102,7 @@ class LayeredTail:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its resident layers."""
+        """Return the bytes of the layers on the device."""
         return sum(held.nbytes for held in self._on_device.values())
 
     @property
@@ -113,7 +111,7 @@ class LayeredTail:
 
     @property
     def mask(self) -> torch.Tensor:
-        """Additive [rows, 1, 1, tokens], made once per token."""
+        """Return the additive mask [rows, 1, 1, tokens], made once per token."""
         now = self.num_rows, self.num_tokens, self.length
         if self._masked[0] != now:
             hidden = torch.full((self.num_tokens,), -torch.inf, device=self._device)
@@ -124,17 +122,17 @@ class LayeredTail:
     # --- a view reads and writes -------------------------------------------------------------
 
     def open(self, placement: Placement) -> None:
-        """A view begins, which says where layers reside."""
+        """Start a view. placement: where its layers are, kept up to date by the view."""
         self._placement = placement
         self._buffers: list[torch.Tensor] = []
 
     def open_buffers(self) -> None:
-        """Two stream buffers of the tail's present size."""
+        """Allocate two stream buffers of the tail's current size."""
         if not self._buffers or self._buffers[0].shape[:2] != (self.num_tokens, self.num_real):
             self._buffers = [self._fresh(on_host=False) for _ in range(NUM_BUFFERS)]
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
-        """In a streamed layer the token is written back over the link, while the layer computes."""
+        """Write the current token; if the layer is streamed, store it to the host meanwhile."""
         placement, step = self._placement, self.length
         if layer == 0:
             self._host_from[step:] = [placement.resident]
@@ -148,7 +146,7 @@ class LayeredTail:
             self._writing_back.append(stored)
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows that pad the batch read the first one's tokens."""
+        """Return keys and values [rows, kv_heads, tokens, head_dim]; padding rows repeat row 0."""
         held = self._held(layer)
         padding = self.num_rows - self.num_real
         if padding:
@@ -157,17 +155,17 @@ class LayeredTail:
         return both[0], both[1]
 
     def own_tokens(self, layer: int) -> torch.Tensor:
-        """Device tokens [tokens, real rows, 2, kv_heads, head_dim] before the present one."""
+        """Return the tokens before the current one: [tokens, real rows, 2, kv_heads, head_dim]."""
         return self._held(layer)[: self.length]
 
     def _held(self, layer: int) -> torch.Tensor:
-        """What the device has of a layer [place, row, 2, kv_head, head_dim]."""
+        """Return the device memory of a layer, [token, row, 2, kv_head, head_dim]."""
         if layer < self._placement.resident:
             return self._layer(layer)
         return self._buffers[self._placement.buffers[layer]]
 
     def _layer(self, layer: int, *, on_host: bool = False) -> torch.Tensor:
-        """A layer's memory where it stays; the host's is pinned where there is a GPU."""
+        """Return a layer's memory on the device or the host, which is allocated at first use."""
         held = self._on_host if on_host else self._on_device
         if layer not in held:
             held[layer] = self._fresh(on_host=on_host)
@@ -177,14 +175,14 @@ class LayeredTail:
     # --- what crosses the link ---------------------------------------------------------------
 
     def fetched_pieces(self, layer: int, buffer: int | None = None) -> list[Piece]:
-        """The tokens so far of the real rows, into a stream buffer, or to where they stay."""
+        """Return the pieces that load a layer. buffer: a stream buffer; None if it is to stay."""
         destination = self._layer(layer) if buffer is None else self._buffers[buffer]
         return self._pieces(destination, self._layer(layer, on_host=True), 0)
 
     def leaving_pieces(self, resident: int) -> Iterator[tuple[int, list[Piece]]]:
-        """(layer, pieces) of tokens that the host lacks in layers from `resident` on.
+        """Yield (layer, pieces) that store what the host lacks of the layers from `resident` on.
 
-        All of it counts as stored once the last one is taken.
+        Once the iterator is used up, all of it counts as stored.
         """
         for layer in range(resident, max(self._host_from, default=0)):
             first = next(i for i, since in enumerate(self._host_from) if since > layer)
@@ -200,7 +198,7 @@ class LayeredTail:
         return [Piece(destination[tokens], source[tokens], num_bytes)] if num_bytes else []
 
     def drop_layers(self, resident: int) -> None:
-        """Layers from `resident` on have been written back: the device forgets them."""
+        """Free the layers from `resident` on, which have been written back."""
         if resident < self.resident:
             self.resident = resident
             self._on_device = {n: held for n, held in self._on_device.items() if n < resident}
@@ -211,16 +209,16 @@ class LayeredTail:
         self._link.wait(self._writing_back)
         self._writing_back = []
 
-    # --- what a session does with it ---------------------------------------------------------
+    # --- used by the decode session ----------------------------------------------------------
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Go on with these rows in this order, and with free ones behind them."""
+        """Continue with these rows in this order, followed by unused rows up to `num_rows`."""
         self.num_rows = num_rows
         rows = torch.tensor([*kept, *[0] * (num_rows - len(kept))], dtype=torch.long)
         self._pick(rows.clamp(max=self.num_real - 1))
 
     def count_rows(self, num_real: int) -> None:
-        """From here on only the first `num_real` rows have KV of their own."""
+        """Keep only the first `num_real` rows as rows with KV of their own."""
         if num_real != self.num_real:
             self._pick(torch.arange(num_real))
 
@@ -234,14 +232,14 @@ class LayeredTail:
         self._measure()
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
-        """Rows are parked only where KV can be evicted, and here it cannot."""
+        """Never called: rows are parked only where KV can be evicted, which it cannot be here."""
         raise AssertionError("a layered tail has no parked rows")
 
     def find(self, rows: Sequence[object]) -> None:
-        """Nothing: tokens are here, wherever their blocks are."""
+        """Do nothing: the tokens are in this tail, wherever the rows' blocks are."""
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
-        """All rows hold what the tail holds, or nothing any more; see `make_room` for the rest."""
+        """Start a step. lengths: per row the tail's length, or 0 for all to empty the tail."""
         del max_tokens
         known = {length for length in lengths if length is not None}
         if known not in ({0}, {self.length}):
@@ -251,7 +249,7 @@ class LayeredTail:
             self.length, self.left, self._host_from = 0, False, []
 
     def make_room(self) -> None:
-        """Make sure that the current token has a place."""
+        """Grow the memory if the current token does not fit."""
         if self.length < self.num_tokens:
             return
         self.settle()
@@ -263,11 +261,11 @@ class LayeredTail:
         self._measure()
 
     def advance(self) -> None:
-        """The current token is complete."""
+        """Count the current token as complete."""
         self.length += 1
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> list[LayeredTokens]:
-        """Tokens [first, end) of rows, by the side on which their layers reside."""
+        """Return tokens of rows, split by side. parts: (row, first, end)."""
         self.settle()
         return [self._taken(*part) for part in parts]
 
@@ -286,7 +284,7 @@ class LayeredTail:
     # --- memory ------------------------------------------------------------------------------
 
     def _fresh(self, *, on_host: bool) -> torch.Tensor:
-        """Memory for one layer. Zeros: masked positions must never hold NaN bits."""
+        """Allocate one layer. Zeros, because masked positions must never hold NaN."""
         size = (self.num_tokens, self.num_real, *self._token)
         device, pinned = self._device, on_host and self._device.type == "cuda"
         device = torch.device("cpu") if on_host else device
