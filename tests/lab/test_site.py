@@ -42,7 +42,7 @@ def test_http_has_every_route_with_its_fields():
     for route in ("POST /v1/chat/completions", "GET /v1/models", "GET /health", "GET /metrics"):
         assert f"## {route}" in page
     assert "| `messages` | list of `Message` |" in page
-    assert "`frequency_penalty`" in page.partition("Taken where they change nothing")[2]
+    assert "`frequency_penalty`" in page.partition("Accepted if their value changes nothing")[2]
 
 
 def test_links_lead_to_pages_and_else_to_the_repository():
