@@ -27,7 +27,7 @@ PAGES = [
 
 
 def test_pages_say_what_the_files_do():
-    assert publish.lacking() == []
+    assert publish.find_outdated() == []
 
 
 def test_what_is_allowed_is_of_pages_that_are():
@@ -93,10 +93,10 @@ def test_a_block_that_differs_is_found_and_written(monkeypatch, tmp_path):
     page.write_text(text)
     monkeypatch.setattr(publish, "pages", lambda: [page])
     monkeypatch.setattr(publish, "ROOT", tmp_path)
-    assert publish.lacking() == ["page.md: blocks are out of date: run with --write"]
-    page.write_text(publish.rewritten(text))
+    assert publish.find_outdated() == ["page.md: blocks are out of date: run with --write"]
+    page.write_text(publish.regenerate(text))
     assert page.read_text() == text.replace("2", "3")
-    assert publish.lacking() == []
+    assert publish.find_outdated() == []
 
 
 def test_a_result_is_taken_over_whole_or_the_part_that_is_quoted(monkeypatch, tmp_path):
@@ -108,5 +108,5 @@ def test_a_result_is_taken_over_whole_or_the_part_that_is_quoted(monkeypatch, tm
         ({"rows": [1], "quoted": {"a": 2}}, {"a": 2}),
     ):
         (tmp_path / "x.json").write_text(publish.as_text({"benchmark": "x", **result, **origin}))
-        publish.take_over("x")
+        publish.copy_result("x")
         assert publish.read("x") == {"benchmark": "x", **kept, **origin}

@@ -89,7 +89,7 @@ class AccuracyRow:
 # --- runs ------------------------------------------------------------------------------------
 
 
-def configurations(args: argparse.Namespace) -> Iterator[Evaluated]:
+def list_runs(args: argparse.Namespace) -> Iterator[Evaluated]:
     """Yield the runs, the smallest n first."""
     found = []
     for generator, model, sizes in (
@@ -110,7 +110,7 @@ def configurations(args: argparse.Namespace) -> Iterator[Evaluated]:
     yield from sorted(found, key=lambda config: config.n)
 
 
-def run_of(config: Evaluated, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+def run_config(config: Evaluated, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     """Solve all problems of a run, or read the records of an earlier run."""
     defaults = {"temperature": args.temperature, "verifier": args.verifier}
     options = {**defaults, **config.options}
@@ -157,7 +157,7 @@ def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
     return found or [Sample(None, None, False, False, 0)]  # a problem that failed
 
 
-def chosen(samples: Sequence[Sample], how: AnswerChoice) -> float:
+def is_choice_right(samples: Sequence[Sample], how: AnswerChoice) -> float:
     """Return 1 if the answer that `how` chooses from the samples is right, else 0."""
     answers = [each.answer for each in samples]
     scores = [each.score for each in samples]
@@ -183,7 +183,9 @@ def rows_of(
     for n in sizes:
         some = [samples[:n] for samples in judged]
         spent = float(np.mean([sum(each.tokens for each in samples) for samples in some]))
-        rights = {name: [chosen(each, how) for each in some] for name, how in _VOTES.items()}
+        rights = {
+            name: [is_choice_right(each, how) for each in some] for name, how in _VOTES.items()
+        }
         rights["any of n right"] = [float(any(s.right for s in samples)) for samples in some]
         for method, right in rights.items():
             yield AccuracyRow(config.generator, method, n, right, spent)
@@ -241,9 +243,9 @@ def main() -> None:
     rows: list[AccuracyRow] = []
     exact = True
     with AnswerChecker() as checker:
-        for config in configurations(args):
+        for config in list_runs(args):
             say(f"{config.generator}, {config.method}, n={config.n}")
-            records = run_of(config, args, checker)
+            records = run_config(config, args, checker)
             sizes = args.n if config.generator == "weak" else args.strong_n
             rows += rows_of(config, records, checker, sizes)
             exact = exact and all(record.exact for record in records)

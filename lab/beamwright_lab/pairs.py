@@ -98,7 +98,7 @@ def _short(name: str) -> str:
     return name.partition("/")[2]
 
 
-def printed(words: Sequence[str]) -> str:
+def run_command(words: Sequence[str]) -> str:
     """Run a command of `beamwright`, and return what it prints in 100 columns.
 
     Raises:
@@ -112,22 +112,22 @@ def printed(words: Sequence[str]) -> str:
     return written.getvalue()
 
 
-def planned(words: Sequence[str]) -> dict[str, Any]:
+def read_plan(words: Sequence[str]) -> dict[str, Any]:
     """Return the JSON of `beamwright plan`."""
-    found: dict[str, Any] = json.loads(printed([*words, "--json"]))
+    found: dict[str, Any] = json.loads(run_command([*words, "--json"]))
     return found
 
 
 def sample() -> list[str]:
     """Return the first lines that `plan` prints for one pair, up to the first empty line."""
-    lines = printed(PAIRS[1].plan()).splitlines()
+    lines = run_command(PAIRS[1].plan()).splitlines()
     empty = next(number for number, line in enumerate(lines) if not line.strip())
     return [line.rstrip() for line in lines[:empty]]
 
 
 def row(pair: Pair) -> dict[str, Any]:
     """Return the plan of a pair: sizes to 0.1 GiB, seconds to two digits."""
-    found = planned(pair.plan())
+    found = read_plan(pair.plan())
     memory, resident = found["memory"], found["schedules"]["in-gpu/tree"]
     return {
         "machine": pair.heading,

@@ -29,13 +29,13 @@ NEAR = 0.02
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-def sources(papers: Sequence[str]) -> list[str]:
+def figure_files(papers: Sequence[str]) -> list[str]:
     """Return the files of docs/figures with the results of these papers."""
     claims = (claim for name in papers for claim in publish.PAPERS[name])
     return list(dict.fromkeys(claim.source for claim in claims if claim.source))
 
 
-def printed(name: str) -> None:
+def reproduce(name: str) -> None:
     """Run the command of a file of docs/figures, unless this commit has its result already."""
     command = publish.read(name)["command"]
     file = RESULTS / f"{name}.json"
@@ -49,7 +49,7 @@ def printed(name: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def ours(papers: Sequence[str]) -> dict[str, tuple[str, str]]:
+def read_results(papers: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return our result and the verdict by "paper: mechanism"."""
     found = {}
     for name in papers:
@@ -59,7 +59,7 @@ def ours(papers: Sequence[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def changed(
+def find_changes(
     before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows whose verdict or numbers have changed."""
@@ -82,13 +82,13 @@ def main() -> None:
     papers = parser.parse_args().papers or list(publish.PAPERS)
     if unknown := set(papers) - set(publish.PAPERS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    names, before = sources(papers), ours(papers)
+    names, before = figure_files(papers), read_results(papers)
     for name in names:
-        printed(name)
+        reproduce(name)
     for name in names:  # after the last command: until then no file of the commit changes
-        publish.take_over(name)
-    publish.write()
-    rows = list(changed(before, ours(papers)))
+        publish.copy_result(name)
+    publish.write_pages()
+    rows = list(find_changes(before, read_results(papers)))
     say(table(rows, ["row", "before", "now"]) if rows else "no result has changed")
     finish("papers", {"changed": rows})
 

@@ -101,7 +101,7 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *(page for page in found if page.parent.name != "log")]
 
 
-def rewritten(text: str) -> str:
+def regenerate(text: str) -> str:
     """Return a page's text with all blocks generated again.
 
     Raises:
@@ -125,16 +125,16 @@ def as_text(found: Found) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def lacking() -> list[str]:
+def find_outdated() -> list[str]:
     """Return a message for each page whose blocks are out of date."""
     return [
         f"{file.relative_to(ROOT)}: blocks are out of date: run with --write"
         for file in pages()
-        if rewritten(text := file.read_text(encoding="utf-8")) != text
+        if regenerate(text := file.read_text(encoding="utf-8")) != text
     ]
 
 
-def take_over(name: str) -> None:
+def copy_result(name: str) -> None:
     """Copy a result to docs/figures. For `gpu-...`, keep only the figures that pages show."""
     if name.startswith("gpu-"):
         found = published.figures(RESULTS / name)
@@ -147,10 +147,10 @@ def take_over(name: str) -> None:
     (FIGURES / f"{name}.json").write_text(as_text(found), encoding="utf-8")
 
 
-def write() -> None:
+def write_pages() -> None:
     """Rewrite the blocks of all pages."""
     for page in pages():
-        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(regenerate(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def main() -> None:
@@ -159,10 +159,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="rewrite the blocks of pages")
     given = parser.parse_args()
     for name in given.names:
-        take_over(name)
+        copy_result(name)
     if given.write:
-        write()
-    left = lacking()
+        write_pages()
+    left = find_outdated()
     say("\n".join(left) or "all blocks are up to date")
     raise SystemExit(bool(left))
 

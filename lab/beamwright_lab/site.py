@@ -55,7 +55,7 @@ def on_files(files: Any, config: Any) -> Any:
     for source, page in SHOWN.items():
         if (ROOT / source).is_file():
             text = (ROOT / source).read_text(encoding="utf-8")
-            files.append(File.generated(config, page, content=moved(text, source, page)))
+            files.append(File.generated(config, page, content=move_links(text, source, page)))
     for name, make in GENERATED.items():
         files.append(File.generated(config, f"reference/{name}.md", content=make()))
     return files
@@ -69,10 +69,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         page.meta["search"] = {"exclude": True}
     if path in SHOWN.values() or path.startswith("reference/"):
         return markdown
-    return moved(markdown, f"docs/{path}", path)
+    return move_links(markdown, f"docs/{path}", path)
 
 
-def moved(text: str, source: str, page: str) -> str:
+def move_links(text: str, source: str, page: str) -> str:
     """Return the text of the file `source` for the page `page`, with its links adjusted.
 
     A link leads to a page of the site if there is one, else to the file on GitHub.

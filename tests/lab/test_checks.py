@@ -23,7 +23,7 @@ def tried(make):
     """Counts of so many sets, of which none may be bad."""
 
     def find(numbers):
-        found = papers.run(numbers, SEED, make, PROBLEMS)
+        found = papers.run_sets(numbers, SEED, make, PROBLEMS)
         assert not found["bad"], found["bad"]
         assert set(found["counts"]) <= set(papers.GOOD)
         return found["counts"]
@@ -41,12 +41,12 @@ def test_a_token_that_its_tail_had_no_place_for(make):
     decide = {"n": 12, "width": 4, "max_rounds": 5, "seed": 2**40, "temperature": 0.3}
     decide |= {"delimiter": "e", "sparse": "asyncspade", "select": 24, "sparse_from": 0}
     free = {"batching": "grouped", "write_back": "eager", "reuse": False, "split": "0.8"}
-    found = papers.tried(make, decide, {**free, "sparse_home": "host"}, 2, PROBLEMS)
+    found = papers.run_set(make, decide, {**free, "sparse_home": "host"}, 2, PROBLEMS)
     assert found == {"outcome": "equal"}
 
 
 def test_every_option_of_the_papers_is_drawn():
-    sets = [papers.drawn(number, SEED) for number in range(DRAWN)]
+    sets = [papers.draw_set(number, SEED) for number in range(DRAWN)]
     free = {name: {each.get(name) for _, each, _ in sets} for name in papers.FREE}
     for name, values in papers.FREE.items():
         assert {each for each in values if each is not None} <= free[name], name
@@ -66,7 +66,7 @@ def test_many_sets(tried):
 
 
 def test_some_sets_of_all_options_on_a_tiny_model(generator_folder):
-    found = options.random_sets(str(generator_folder), range(4), seed=1)
+    found = options.run_random_sets(str(generator_folder), range(4), seed=1)
     assert found["ok"], found["bad"]
     assert found["counts"]["equal"] >= 2
 
@@ -81,18 +81,18 @@ def test_some_sets_of_all_options_on_a_tiny_model(generator_folder):
 )
 def test_what_is_bad_is_found(generator_folder, monkeypatch, free, outcome):
     monkeypatch.setattr(options, "FREE", free)
-    found = options.one_set(str(generator_folder), 0, seed=1)
+    found = options.draw_and_run(str(generator_folder), 0, seed=1)
     assert found["outcome"] == outcome
 
 
 @pytest.mark.nightly
 def test_sets_on_a_published_model(smollm2):
-    found = options.random_sets(str(smollm2), range(12), seed=0)
+    found = options.run_random_sets(str(smollm2), range(12), seed=0)
     assert found["ok"], found["bad"]
 
 
 @pytest.mark.nightly
 def test_many_sets_on_the_bundled_model():
-    found = options.random_sets("bundled", range(60), seed=0)
+    found = options.run_random_sets("bundled", range(60), seed=0)
     assert found["ok"], found["bad"]
-    assert options.matrix("bundled")["ok"]
+    assert options.run_matrix("bundled")["ok"]

@@ -47,7 +47,7 @@ def test_http_has_every_route_with_its_fields():
 
 def test_links_lead_to_pages_and_else_to_the_repository():
     text = "[a](docs/glossary.md#words) [b](Makefile) [c](https://x.y) [d](README.md) `[e](f.md)`"
-    assert site.moved(text, "CONTRIBUTING.md", "develop/contributing.md") == (
+    assert site.move_links(text, "CONTRIBUTING.md", "develop/contributing.md") == (
         f"[a](../glossary.md#words) [b]({site.REPOSITORY}/blob/main/Makefile) [c](https://x.y) "
         "[d](../index.md) `[e](f.md)`"
     )
@@ -66,8 +66,8 @@ def test_every_pair_fits():
 def test_a_figure_is_another_by_more_than_two_in_a_hundred():
     before = {"a: b": ("1.43x of 1,024", "partly")}
     for now in ("1.43x of 1,024", "1.45x of 1,024"):
-        assert not list(papers.changed(before, {"a: b": (now, "partly")}))
+        assert not list(papers.find_changes(before, {"a: b": (now, "partly")}))
     for now in ("1.50x of 1,024", "1.43x"):
-        assert list(papers.changed(before, {"a: b": (now, "partly")}))
+        assert list(papers.find_changes(before, {"a: b": (now, "partly")}))
     verdict = {"a: b": ("1.43x of 1,024", "reproduced")}
-    assert list(papers.changed(before, verdict)), "the verdict is another"
+    assert list(papers.find_changes(before, verdict)), "the verdict is another"

@@ -41,7 +41,7 @@ from beamwright.engine import selftest
 from beamwright.errors import BeamwrightError
 from beamwright.models.load import has_bfloat16
 from beamwright.solver import machinery, memory
-from beamwright_lab.checks.papers import GOOD, PLAIN, _said
+from beamwright_lab.checks.papers import GOOD, PLAIN, outcome_of
 from beamwright_lab.common import finish, say, table
 
 Options = dict[str, Any]
@@ -98,19 +98,19 @@ SHOWN = {"search": "beam", "verifier": "logprob", "n": 8, "width": 2, "max_round
 PROBLEM = "Eva had 9 cards; she lost 4. How many?"
 
 
-def random_sets(model: str, numbers: Sequence[int], seed: int) -> Options:
+def run_random_sets(model: str, numbers: Sequence[int], seed: int) -> Options:
     """Run these sets one by one; each has its own random stream. Return counts and the bad sets."""
     counts: Counter[str] = Counter()
     bad: list[Options] = []
     for number in numbers:
-        start, found = time.perf_counter(), one_set(model, number, seed)
+        start, found = time.perf_counter(), draw_and_run(model, number, seed)
         counts[found["outcome"]] += 1
         bad += [] if found["outcome"] in GOOD else [found]
         say(f"  {time.perf_counter() - start:.1f} s {found}")
     return {"model": model, "seed": seed, "counts": dict(counts), "bad": bad, "ok": not bad}
 
 
-def one_set(model: str, number: int, seed: int) -> Options:
+def draw_and_run(model: str, number: int, seed: int) -> Options:
     """Draw and run a set, again if its options are refused. Sets near each other share the tree."""
     found: Options = {}
     for attempt in range(50):
@@ -122,19 +122,19 @@ def one_set(model: str, number: int, seed: int) -> Options:
                 f"{number} {attempt}",
             )
         )
-        decide = {"model": model, **_drawn(NUMBERS, of_numbers), **_drawn(DECIDE, of_tree)}
-        found = tried(decide, _drawn(FREE, draw), resumes=draw.random() < 0.5)
+        decide = {"model": model, **_draw(NUMBERS, of_numbers), **_draw(DECIDE, of_tree)}
+        found = run_set(decide, _draw(FREE, draw), resumes=draw.random() < 0.5)
         if found["outcome"] != "refused":
             break
     return {"set": number, **found}
 
 
-def _drawn(values: Mapping[str, Sequence[Any]], draw: random.Random) -> Options:
+def _draw(values: Mapping[str, Sequence[Any]], draw: random.Random) -> Options:
     chosen = {name: draw.choice(several) for name, several in values.items()}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
-def matrix(model: str) -> Options:
+def run_matrix(model: str) -> Options:
     """Run one search for each dtype of `HOW`, share of its KV and schedule of `CELLS`.
 
     Return the outcomes, and that of verifying the search's receipt with the same KV.
@@ -142,13 +142,13 @@ def matrix(model: str) -> Options:
     rows: list[Options] = []
     for how in HOW:
         decide = {"model": model, **SHOWN, "step_tokens": 16, **how}
-        alone, least = _alone(tuple(decide.items()))
+        alone, least = _search_alone(tuple(decide.items()))
         for share, part in SHARES.items():
             budget = max(int(part * (alone.kv.device_peak_bytes or 0)), least)
             row = {"numbers": " ".join(how.values()) or "auto", "KV": share, "KiB": budget >> 10}
             for name, free in CELLS.items():
-                row[name] = tried(decide, {"kv_memory": budget, **free})["outcome"]
-            rows.append({**row, "verify": _verified(alone, budget)})
+                row[name] = run_set(decide, {"kv_memory": budget, **free})["outcome"]
+            rows.append({**row, "verify": _verify_receipt(alone, budget)})
             say(f"  {rows[-1]}")
     say(table(rows, [*rows[0]]))
     good = {"equal", "inexact", "refused"}  # layer-wise refuses layers with windows
@@ -159,32 +159,32 @@ def matrix(model: str) -> Options:
 # --- one search --------------------------------------------------------------------------------
 
 
-def tried(decide: Options, free: Options, *, resumes: bool = False) -> Options:
+def run_set(decide: Options, free: Options, *, resumes: bool = False) -> Options:
     """Return the outcome of a set. kv_memory: bytes, or a float as a multiple of the least."""
     told, enough = {"decide": decide, "free": free}, True
     try:
-        alone, least = _alone(tuple(decide.items()))
+        alone, least = _search_alone(tuple(decide.items()))
     except BeamwrightError as error:
-        return told | _said(error)
+        return told | outcome_of(error)
     resumes, budget = free.get("resumes", resumes), free.get("kv_memory")
     free = {name: value for name, value in free.items() if name != "resumes"}
     if isinstance(budget, float):
         free["kv_memory"], enough = int(budget * least), budget >= 1
-    found = told | {"least": least, "free": free, **_solved({**decide, **free}, alone, resumes)}
+    found = told | {"least": least, "free": free, **_run_search({**decide, **free}, alone, resumes)}
     by_groups = free.get("schedule", "locality") == "locality"
     if found["outcome"] in ("capacity", "refused") and by_groups:
         plain = {**PLAINEST, "kv_memory": free.get("kv_memory")}
         plain = plain if found["outcome"] == "capacity" else {**free, "schedule": "locality"}
-        if _solved({**decide, **plain}, alone)["outcome"] == "equal":
+        if _run_search({**decide, **plain}, alone)["outcome"] == "equal":
             found["outcome"] = "default fails"
         elif found["outcome"] == "capacity" and enough:
             found["outcome"] = "least fails"
     return found
 
 
-def _solved(options: Options, alone: Solution, resumes: bool = False) -> Options:
+def _run_search(options: Options, alone: Solution, resumes: bool = False) -> Options:
     """Return the outcome of a search, and of resuming it from the checkpoint of its first round."""
-    with tempfile.TemporaryDirectory() as folder, _cheaply():
+    with tempfile.TemporaryDirectory() as folder, _reuse_models():
         file, half = Path(folder, "now"), Path(folder, "half")
 
         def keep(_: Any) -> None:
@@ -197,7 +197,7 @@ def _solved(options: Options, alone: Solution, resumes: bool = False) -> Options
                 if resumes and half.exists():
                     found["resumed otherwise"] = solver.resume(half)
         except BeamwrightError as error:
-            return _said(error)
+            return outcome_of(error)
         except Exception:
             return {"outcome": "raised", "error": traceback.format_exc()[-2000:]}
     for what, each in found.items():
@@ -206,9 +206,9 @@ def _solved(options: Options, alone: Solution, resumes: bool = False) -> Options
     return {"outcome": "equal"}
 
 
-def _verified(alone: Solution, budget: int) -> str:
+def _verify_receipt(alone: Solution, budget: int) -> str:
     """Return the outcome of `beamwright verify` with this KV budget in bytes."""
-    with tempfile.TemporaryDirectory() as folder, _cheaply():
+    with tempfile.TemporaryDirectory() as folder, _reuse_models():
         file = Path(folder, "receipt.json")
         file.write_text(json.dumps(alone.receipt), encoding="utf-8")
         with contextlib.redirect_stdout(io.StringIO()):
@@ -217,15 +217,15 @@ def _verified(alone: Solution, budget: int) -> str:
 
 
 @lru_cache(3)
-def _alone(decide: tuple[tuple[str, Any], ...]) -> tuple[Solution, int]:
-    """What a search finds with all KV on the device, and the least KV that it needs."""
-    with _cheaply(), Solver(**dict(decide), **PLAIN, system_prompt="") as solver:
+def _search_alone(decide: tuple[tuple[str, Any], ...]) -> tuple[Solution, int]:
+    """Return the search with all KV on the device, and the least KV in bytes that it needs."""
+    with _reuse_models(), Solver(**dict(decide), **PLAIN, system_prompt="") as solver:
         found = solver.solve(PROBLEM)
         sizes, prompt = solver._machinery.sizes, len(found.tree.root.token_ids)
         return found, memory.least_kv_bytes(solver.settings, sizes, prompt)
 
 
-def _once(function: Callable[..., Any], key: Callable[..., object]) -> Callable[..., Any]:
+def _cache_results(function: Callable[..., Any], key: Callable[..., object]) -> Callable[..., Any]:
     """Wrap a function so that its last six results are cached. key: makes the cache key."""
     kept: dict[object, Any] = {}
 
@@ -240,12 +240,15 @@ def _once(function: Callable[..., Any], key: Callable[..., object]) -> Callable[
     return found
 
 
-_LOADS = _once(machinery.load_model, lambda *how: how)
-_ASKS = _once(selftest.batches_are_exact, lambda one, how: (one.kind, one.least_rows, how.name))
+_LOADS = _cache_results(machinery.load_model, lambda *how: how)
+_ASKS = _cache_results(
+    selftest.batches_are_exact, lambda one, how: (one.kind, one.least_rows, how.name)
+)
 
 
 @contextlib.contextmanager
-def _cheaply() -> Iterator[None]:
+def _reuse_models() -> Iterator[None]:
+    """Take models and self-tests from a cache of the last few."""
     loads = patch.object(machinery, "load_model", _LOADS)
     with loads, patch.object(selftest, "batches_are_exact", _ASKS):
         yield
@@ -261,10 +264,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.matrix:
-        finish("options_matrix", matrix(args.model))
+        finish("options_matrix", run_matrix(args.model))
         return
     numbers = range(args.sets) if args.only is None else [args.only]
-    finish("options_random", random_sets(args.model, numbers, args.seed))
+    finish("options_random", run_random_sets(args.model, numbers, args.seed))
 
 
 if __name__ == "__main__":

@@ -75,18 +75,18 @@ FREE: Mapping[str, Sequence[Any]] = {
 _ELSEWHERE = {"evict": "recompute", "attention": "dense"}
 
 
-def drawn(number: int, seed: int) -> tuple[Options, Options, int]:
+def draw_set(number: int, seed: int) -> tuple[Options, Options, int]:
     """Draw a set: options that decide the tree, options that must not, and problems in flight."""
     draw = random.Random(f"papers {seed} {number}")
     free = {name: draw.choice(values) for name, values in FREE.items()}
     # Half of the options keep their default, so that most sets run.
     free = {name: value for name, value in free.items() if draw.random() < 0.5}
-    decide = _deciding(draw)
+    decide = _draw_deciding_options(draw)
     if decide.get("sparse") and draw.random() < 0.4:
         free["sparse_home"] = "host"
         free.setdefault("kv_memory", draw.choice(_BUDGETS))
     if draw.random() < 0.85:  # the rest check that conflicting options are refused
-        free = {name: value for name, value in free.items() if _goes(name, decide, free)}
+        free = {name: value for name, value in free.items() if _is_compatible(name, decide, free)}
     if any(free.get(name) == value for name, value in _ELSEWHERE.items()):
         decide["dtype"] = "float64"
     own = random.Random(f"verifiers {seed} {number}")  # so that older sets stay the same
@@ -95,7 +95,7 @@ def drawn(number: int, seed: int) -> tuple[Options, Options, int]:
     return decide, {k: v for k, v in free.items() if v is not None}, draw.choice([1, 2, 3])
 
 
-def _goes(name: str, decide: Options, free: Options) -> bool:
+def _is_compatible(name: str, decide: Options, free: Options) -> bool:
     """Return whether an option is compatible with the others, as far as known here."""
     schedule, sparse = free.get("schedule"), "sparse" in decide
     if free.get("sparse_home") == "host" and name == "schedule":
@@ -110,7 +110,7 @@ def _goes(name: str, decide: Options, free: Options) -> bool:
     return name not in idle or "sparse_home" in free
 
 
-def _deciding(draw: random.Random) -> Options:
+def _draw_deciding_options(draw: random.Random) -> Options:
     width = draw.choice([1, 2, 4])
     found: Options = {
         "search": draw.choice(_SEARCHES),
@@ -135,7 +135,7 @@ def _deciding(draw: random.Random) -> Options:
     found |= {"verify_every": 2} if draw.random() < 0.2 else {}
     found |= {"filter_duplicates": True} if draw.random() < 0.2 else {}
     if draw.random() < 0.4:
-        found["sparse"] = _method(draw)
+        found["sparse"] = _draw_method(draw)
         found["select"] = draw.choice([16, 24, "1/4"])
         found["sparse_from"] = draw.choice([0, 30])
         found["sparse_layers"] = draw.choice([0, 0, 1])
@@ -144,7 +144,7 @@ def _deciding(draw: random.Random) -> Options:
     return found
 
 
-def _method(draw: random.Random) -> str:
+def _draw_method(draw: random.Random) -> str:
     """Draw a sparse method with random options, in the form of `--sparse`."""
     name, share = draw.choice([*METHODS]), draw.choice([1, 1, 2])
     options = [f"share={share}"] if share > 1 else []
@@ -155,7 +155,7 @@ def _method(draw: random.Random) -> str:
     return ",".join([name, *options])
 
 
-def tried(
+def run_set(
     make: Make, decide: Options, free: Options, in_flight: int, problems: Sequence[Problem]
 ) -> dict[str, Any]:
     """Run a set and return its outcome.
@@ -170,12 +170,12 @@ def tried(
             outcomes = [found[key] for key, _ in problems]
             _check_empty(solver)
     except BeamwrightError as error:
-        return _said(error)
+        return outcome_of(error)
     except Exception:
         return {"outcome": "raised", "error": traceback.format_exc()[-2000:]}
     errors = [each for each in outcomes if not isinstance(each, Solution)]
     if errors and not all(isinstance(each, CapacityError) for each in errors):
-        return _said(next(each for each in errors if not isinstance(each, CapacityError)))
+        return outcome_of(next(each for each in errors if not isinstance(each, CapacityError)))
     if free.get("speculation") == "truncate":
         return {"outcome": "truncated"}
     with make(**{**PLAIN, **decide}) as solver:
@@ -183,10 +183,10 @@ def tried(
     hashes = [each.tree_hash if isinstance(each, Solution) else None for each in outcomes]
     if any(own not in (None, plain) for own, plain in zip(hashes, expected, strict=True)):
         return {"outcome": "unequal" if exact else "inexact", "hashes": hashes}
-    return _said(errors[0]) if errors else {"outcome": "equal"}
+    return outcome_of(errors[0]) if errors else {"outcome": "equal"}
 
 
-def _said(error: Exception) -> dict[str, Any]:
+def outcome_of(error: Exception) -> dict[str, Any]:
     """Return the outcome of an error: its kind, or that it is not one line of text."""
     if "\n" in str(error) or not str(error):
         return {"outcome": "long line", "error": f"{type(error).__name__}: {error}"}
@@ -209,15 +209,15 @@ _HANGS_S = 300
 GOOD = ("equal", "truncated", "refused", "capacity", "inexact")
 
 
-def run(numbers: Sequence[int], seed: int, make: Make, problems: Sequence[Problem]) -> Options:
+def run_sets(numbers: Sequence[int], seed: int, make: Make, problems: Sequence[Problem]) -> Options:
     """Run sets. Return counts by outcome, and the bad sets in full."""
     counts: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     bad: list[Options] = []
     for number in numbers:
         faulthandler.dump_traceback_later(_HANGS_S, exit=True)
-        decide, free, in_flight = drawn(number, seed)
-        found = tried(make, decide, free, in_flight, problems)
+        decide, free, in_flight = draw_set(number, seed)
+        found = run_set(make, decide, free, in_flight, problems)
         counts[found["outcome"]] += 1
         if found["outcome"] in ("refused", "capacity"):
             lines[found["error"]] += 1
@@ -246,7 +246,7 @@ def main() -> None:
         return Solver(model=args.model, **options)
 
     numbers = range(args.first, args.first + args.sets)
-    finish("papers_random", run(numbers, args.seed, make, problems))
+    finish("papers_random", run_sets(numbers, args.seed, make, problems))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ Outcomes = Mapping[str, Solution | BeamwrightError]
 
 
 class Compared:
-    """Runs rows of options, and compares their trees with those of each problem alone."""
+    """Comparison of rows of options with each problem solved alone."""
 
     def __init__(self, options: Mapping[str, Any], problems: Sequence[Problem]) -> None:
         self._options, self._problems = options, problems

@@ -52,7 +52,7 @@ class SparseLoad:
         common = 0.0 if self.rows == 1 else self.context - own
         return [(common, self.rows), (self.rows * own, 1)]
 
-    def brought(self, anew: float) -> float:
+    def loaded_tokens(self, anew: float) -> float:
         """Return the tokens that cross the link per decoded token of each row.
 
         Rows that select the same token load it once. anew: share of a selection that the last

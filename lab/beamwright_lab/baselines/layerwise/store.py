@@ -168,7 +168,7 @@ class LayeredStore(HostedStore):
         return torch.empty(tuple(size), dtype=self.pool.layout.dtype, pin_memory=pinned)
 
     def device_layers(self, segment: Segment) -> int:
-        """Layers [0, n) of a segment reside on the device."""
+        """Return n: layers [0, n) of this segment are on the device."""
         held = self._on_device.get(segment)
         return self.pool.layout.num_layers if held is None else held.shape[0]
 
