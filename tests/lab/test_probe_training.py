@@ -39,7 +39,9 @@ def probe_command():
     point = EntryPoint("probe", "beamwright_lab.commands.probe:probe", "beamwright.commands")
     with pytest.MonkeyPatch.context() as patched:
         found = {point.group: [point]}
-        patched.setattr("beamwright.cli.app.installed", lambda group: found.get(group, []))
+        patched.setattr(
+            "beamwright.cli.app.installed_entry_points", lambda group: found.get(group, [])
+        )
         yield
 
 
