@@ -69,7 +69,7 @@ def test_runs_without_paths_or_of_few_problems(finished, tmp_path, capsys):
     lines = (finished / "results.jsonl").read_text().splitlines(keepends=True)
     (few / "results.jsonl").write_text("".join(lines[:5]))
     assert main(["probe", "train", str(few), "--out", str(tmp_path / "head")]) == 2
-    assert "5 problems with paths; 20 or more are needed" in capsys.readouterr().err
+    assert "5 problems with paths; at least 20 are needed" in capsys.readouterr().err
     records = [{**json.loads(line), "prompt_ids": []} for line in lines[:2]]
     (few / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     assert main(["probe", "train", str(few), "--out", str(tmp_path / "head")]) == 2
