@@ -82,7 +82,7 @@ def test_a_store_gives_back_what_was_rounded_from_blocks_of_fewer_bytes(kind, dt
 def test_a_row_is_turned_alike_in_any_batch(head_dim, dtype):
     size = f"layers=1,hidden=32,heads=4,kv_heads=4,intermediate=8,vocab=8,head_dim={head_dim}"
     decoder = random_decoder(f"llama,{size},context=64", dtype)
-    decoder.keep_kv("int8")
+    decoder.set_kv_dtype("int8")
     view = RoundedView(AttentionView(), decoder)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(1024, 4, head_dim, generator=generator).to(dtype)

@@ -8,7 +8,7 @@ from transformers import AutoConfig, LlamaConfig
 
 import fakes
 from beamwright.io import read_yaml
-from beamwright.models.native import as_groups
+from beamwright.models.native import blocks_to_groups
 
 FAMILIES = read_yaml(Path(__file__).with_suffix(".yaml"), "tests")
 
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc):
 def unpacked(monkeypatch):
     """Weights as they were read, in groups: packed ones can neither be compared nor counted."""
     monkeypatch.setattr("beamwright.models.native.library", lambda: None)
-    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: as_groups)
+    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: blocks_to_groups)
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_one_kernel_for_all_experts_says_what_one_by_one_do(monkeypatch, num_tok
     scores = torch.randn(num_tokens, 8, generator=generator).softmax(-1)
     weights, chosen = scores.topk(taken)
     for grouped in (False, True):
-        monkeypatch.setattr(adapter, "multiplies_groups", lambda weight, value=grouped: value)
+        monkeypatch.setattr(adapter, "can_multiply_groups", lambda weight, value=grouped: value)
         module = Qwen3MoeExperts(config)
         for parameter in module.parameters():
             drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))

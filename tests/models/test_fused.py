@@ -89,16 +89,16 @@ def test_residual_and_norm(rows, kind, width, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_the_norm_adds_up_the_parts_of_a_product_as_the_product_does(dtype, monkeypatch):
-    monkeypatch.setattr(streaming, "parts_of", lambda *_: 3)
+    monkeypatch.setattr(streaming, "count_parts", lambda *_: 3)
     inner, weight = drawn(8, 384, dtype=dtype), drawn(80, 384, dtype=dtype)
     down, x, norm = StreamedLinear(weight), drawn(8, 80, dtype=dtype), norm_of(80, dtype)
-    parts = down.unadded(inner)
+    parts = down.partial_sums(inner)
     assert parts.shape == (3, 8, 80)
     added, apart = x.clone(), x.clone()
     assert torch.equal(fused.add_norm(apart, parts, norm), fused.add_norm(added, down(inner), norm))
     assert torch.equal(apart, added)
     biased = StreamedLinear(weight, weight[:, 0].clone())
-    assert torch.equal(biased.unadded(inner), biased(inner)), "a bias is added to the whole"
+    assert torch.equal(biased.partial_sums(inner), biased(inner)), "a bias is added to the whole"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

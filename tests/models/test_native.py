@@ -7,9 +7,9 @@ from beamwright.errors import NotFiniteError
 from beamwright.library import instruction_set, library
 from beamwright.models import native
 from beamwright.models.decoder import Linear
-from beamwright.models.formats.gguf import PARTS, BlockLinear
+from beamwright.models.formats.gguf import UNPACK_BLOCKS, BlockLinear
 from beamwright.models.formats.header import BLOCKS
-from beamwright.models.grouped import GroupedLinear, JoinedLinear, as_grouped
+from beamwright.models.grouped import GroupedLinear, JoinedLinear, round_to_groups
 from beamwright.models.linear import packer
 from beamwright.plan.costs import Storage
 
@@ -44,12 +44,12 @@ def in_8_bits(x):
 
 
 def values(linear):
-    parts = PARTS[linear.kind](linear.weight.view(-1, BLOCKS[linear.kind][2]))
+    parts = UNPACK_BLOCKS[linear.kind](linear.weight.view(-1, BLOCKS[linear.kind][2]))
     return parts.values().view(-1, COLUMNS)
 
 
 @needs_library
-@pytest.mark.parametrize("kind", PARTS, ids=[BLOCKS[kind][0] for kind in PARTS])
+@pytest.mark.parametrize("kind", UNPACK_BLOCKS, ids=[BLOCKS[kind][0] for kind in UNPACK_BLOCKS])
 class TestProduct:
     def test_is_that_of_the_files_values_and_rounded_activations(self, kind):
         x, linear = activations(), blocks(kind)
@@ -100,7 +100,7 @@ class TestProduct:
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_groups_of_4_bits_are_multiplied_as_they_are(group):
     x, bias = activations(), torch.randn(OUTPUTS)
-    grouped = as_grouped(torch.randn(OUTPUTS, COLUMNS), group)
+    grouped = round_to_groups(torch.randn(OUTPUTS, COLUMNS), group)
     grouped.bias = bias
     made = native.packed(grouped)
     assert isinstance(made, native.NativeLinear)
@@ -110,7 +110,7 @@ def test_groups_of_4_bits_are_multiplied_as_they_are(group):
         assert torch.equal(native.NativeLinear([grouped], number)(x[:3]), made(x)[:3])
     size = -(-OUTPUTS // 16) * 16 * COLUMNS // group * (group // 2 + 4)
     assert made.weight.nbytes == size
-    padded = as_grouped(torch.randn(OUTPUTS, COLUMNS - 16), group)
+    padded = round_to_groups(torch.randn(OUTPUTS, COLUMNS - 16), group)
     assert native.packed(padded) is padded  # its last group's columns are not all columns
 
 
@@ -118,14 +118,14 @@ def test_groups_of_4_bits_are_multiplied_as_they_are(group):
 def test_weights_are_rounded_to_blocks_of_8_bits_as_gguf_has_them(dtype):
     weight = torch.randn(OUTPUTS, COLUMNS).to(dtype)
     weight[3, 32:64] = 0
-    rounded = native.in_bytes(Linear(weight, torch.ones(OUTPUTS, dtype=dtype)))
+    rounded = native.round_to_q8_0(Linear(weight, torch.ones(OUTPUTS, dtype=dtype)))
     step = weight.float().view(OUTPUTS, -1, 32).abs().amax(2, keepdim=True) / 127
     off = (values(rounded) - weight.float()).view(OUTPUTS, -1, 32).abs()
     assert (off <= step * (0.5 + 127 * 2.0**-11)).all()  # the scale has 11 bits
     assert rounded.kind == 8
     assert torch.equal(rounded.bias, torch.ones(OUTPUTS, dtype=dtype))
     other = Linear(weight[:, :40])
-    assert native.in_bytes(other) is other
+    assert native.round_to_q8_0(other) is other
 
 
 @needs_library
@@ -141,7 +141,7 @@ def test_parts_stand_in_a_row_with_their_biases():
 @needs_library
 def test_a_type_whose_columns_do_not_fit_stays_in_groups():
     rows = torch.zeros(16, 48 // 32 * 34 + 34, dtype=torch.uint8)  # no file has such
-    assert not native.is_taken(BlockLinear(8, rows, 48))
+    assert not native.can_multiply(BlockLinear(8, rows, 48))
 
 
 @pytest.mark.parametrize("kind", [3, 14])

@@ -8,7 +8,7 @@ from beamwright.engine.selftest import _OwnTokenOnly
 from beamwright.kv.segments import PathPart
 from beamwright.library import library
 from beamwright.models import native
-from beamwright.models.decoder import Angles
+from beamwright.models.decoder import RotaryTables
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
@@ -24,7 +24,7 @@ SHAPES = {
 
 def in_blocks(text, dtype=torch.float32):
     """A decoder whose projections are rounded to blocks of 8 bits."""
-    return random_decoder(text, dtype, pack=lambda each: native.packed(native.in_bytes(each)))
+    return random_decoder(text, dtype, pack=lambda each: native.packed(native.round_to_q8_0(each)))
 
 
 def begun(decoder, rows, tokens=4):
@@ -109,15 +109,15 @@ def test_many_rows_are_opened_in_parts():
     assert torch.equal(alone[0], whole[600])
 
 
-# --- angles of positions are made as far as paths reach ---------------------------------------
+# --- rotary tables grow as far as paths reach -------------------------------------------------
 
 HOW = (0.5, 0.25), 1.5, 5000, torch.float32, torch.device("cpu")
 
 
 def test_bits_do_not_depend_on_what_was_asked_before():
-    at_once, by_parts = Angles(*HOW), Angles(*HOW)
-    assert at_once.reach(4999)
-    assert [by_parts.reach(last) for last in (0, 2047, 2048, 100, 4999)] == [
+    at_once, by_parts = RotaryTables(*HOW), RotaryTables(*HOW)
+    assert at_once.extend_to(4999)
+    assert [by_parts.extend_to(last) for last in (0, 2047, 2048, 100, 4999)] == [
         *(True, False, True, False, True)
     ]
     assert len(by_parts.cos) == 5000

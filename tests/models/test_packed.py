@@ -35,7 +35,7 @@ def make_model(backend="triton-tree", shape=SHAPE, kernels=None, kept="auto", **
     decoder = random_decoder(shape, device=DEVICE, **changes)
     decoder._fused = kernels
     if kept != "auto":
-        decoder.keep_kv(kept)
+        decoder.set_kv_dtype(kept)
     return TreeModel(decoder, make_attention(backend, torch.device(DEVICE), torch.float32), 1 << 16)
 
 

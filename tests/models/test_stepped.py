@@ -26,7 +26,7 @@ SEARCH = {"n": 4, "width": 2, "max_rounds": 2, "delimiter": "e", "max_step_token
 @pytest.fixture
 def kernels(monkeypatch):
     """As on a card."""
-    monkeypatch.setattr(adapter, "steps_in_blocks", lambda device, dtype: True)
+    monkeypatch.setattr(adapter, "can_step_in_blocks", lambda device, dtype: True)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -46,7 +46,7 @@ def test_captured_steps_make_the_same_tree(tmp_path, monkeypatch, kind):
     given = {"model": folder, "verifier": "none", "dtype": "float32", "device": "cpu", **SEARCH}
     with Solver(**given, graphs="off") as solver:
         expected, tree = grow(solver)
-    monkeypatch.setattr(adapter, "steps_in_blocks", lambda device, dtype: True)
+    monkeypatch.setattr(adapter, "can_step_in_blocks", lambda device, dtype: True)
     monkeypatch.setattr("beamwright.engine.selftest.batches_are_exact", lambda *_: True)
     with Solver(**given, graphs="on") as solver:
         model = solver.generator

@@ -12,7 +12,7 @@ import fakes
 from beamwright.models import fused, streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
-from beamwright.models.grouped import as_grouped
+from beamwright.models.grouped import round_to_groups
 from beamwright.models.linear import packer
 from beamwright.models.streaming import CodedLinear, FewStreamedLinear, StreamedLinear, product
 from beamwright.models.trials import Streaming, is_invariant
@@ -47,7 +47,7 @@ def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows
     monkeypatch.setattr(streaming, "_UNITS", 2)  # wide enough for a whole sum a program
     half = {"dtype": torch.float16}
     x, weight = drawn(rows, 256, **half), drawn(256, 256, **half) / 8
-    codes = Codes.of(as_grouped(weight))
+    codes = Codes.of(round_to_groups(weight))
     for linear in (
         StreamedLinear(weight),
         FewStreamedLinear(weight),
@@ -114,7 +114,7 @@ def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
 
 
 def test_rows_that_cancel_tell_the_order_of_a_sum():
-    x, weight = (each[:8].float() for each in trials.cancelling(drawn(32, 256)))
+    x, weight = (each[:8].float() for each in trials.draw_cancelling(drawn(32, 256)))
 
     def summed(rows, columns=range(256)):
         total = torch.zeros(len(rows), len(weight), device=DEVICE)

@@ -66,11 +66,11 @@ def test_a_reply_grows_by_what_it_would_say_as_a_whole():
         ids = [numbers.randrange(codec.vocab_size) for _ in range(24)]
         cuts = sorted(numbers.choices(range(25), k=4))
         for begin, end in pairwise(cuts):
-            said = codec.reply_grown(codec.reply_text(ids[:begin]), ids[begin:end])
+            said = codec.extend_reply(codec.reply_text(ids[:begin]), ids[begin:end])
             assert said is None or said == codec.reply_text(ids[:end])
             grown += said is not None
     assert 2000 < grown < 6000, "most do, and not all"
-    assert sentencepiece_like_codec().reply_grown("", [5]) is None, "a text begins with a blank"
+    assert sentencepiece_like_codec().extend_reply("", [5]) is None, "a text begins with a blank"
 
 
 # --- rendering -------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_what_follows_a_step_may_be_read_in_its_pass(
     """
     decoder = random_decoder(replace(shape_from_text(SHAPE), groups=groups), pack=prepack)
     if kept != "auto":
-        decoder.keep_kv(kept)
+        decoder.set_kv_dtype(kept)
 
     def run(at_once):
         model = TreeModel(decoder, make_attention(backend), 1 << 24)

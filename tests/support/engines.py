@@ -14,7 +14,7 @@ from beamwright.models.dense import DenseDecoder
 from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
-from beamwright.models.weights import as_read, random_weights
+from beamwright.models.weights import keep_unchanged, random_weights
 from beamwright.plan.costs import Storage
 from beamwright.schedule import SCHEDULES
 
@@ -89,7 +89,7 @@ def tiny_checkpoint(folder, kind):
 
 
 def random_decoder(
-    shape, dtype=torch.float32, device="cpu", storage=Storage.PLAIN, pack=as_read, **how
+    shape, dtype=torch.float32, device="cpu", storage=Storage.PLAIN, pack=keep_unchanged, **how
 ):
     """A decoder of our own with random weights. shape: or the text of one."""
     shape = shape_from_text(shape) if isinstance(shape, str) else shape

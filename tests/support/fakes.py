@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from beamwright.models.token_files import of_transformers
+from beamwright.models.token_files import from_transformers_tokenizer
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepScored, StepWriter
 from beamwright.tree import SearchTree, StopReason
@@ -58,7 +58,7 @@ def wrap(tokenizer, **options):
 
 def codec_of(loaded):
     """The codec of a tokenizer of `transformers`."""
-    tokenizer, special_tokens, chat_template, *_ = of_transformers(loaded)
+    tokenizer, special_tokens, chat_template, *_ = from_transformers_tokenizer(loaded)
     return TextCodec(tokenizer, frozenset(), special_tokens, chat_template)
 
 

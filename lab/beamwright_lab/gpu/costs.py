@@ -86,7 +86,7 @@ def work_of(shape: ModelShape, paths: int, launches: tuple[int, int]) -> Work:
 
 def _activation_bytes(shape: ModelShape) -> int:
     """Bytes of activations that the kernels of one row read and write, all layers and sampling."""
-    from beamwright.models.streaming import parts_of  # loads Triton
+    from beamwright.models.streaming import count_parts  # loads Triton
 
     hidden, inner = shape.hidden, shape.intermediate
     query = shape.heads * shape.head_dim
@@ -94,7 +94,7 @@ def _activation_bytes(shape: ModelShape) -> int:
     norms = 2 * 4 * hidden  # two norms, each reads two and writes two
     products = (hidden + heads) + (query + hidden) + (hidden + 2 * inner) + inner
     between = 2 * heads + 3 * query + 3 * inner  # rotation, attention, gate
-    parts = 2 * 4 * parts_of(hidden, inner) * hidden  # float32, written and read
+    parts = 2 * 4 * count_parts(hidden, inner) * hidden  # float32, written and read
     layer = _ELEMENT_BYTES * (norms + products + between) + parts
     return shape.layers * layer + 2 * _ELEMENT_BYTES * shape.vocab
 

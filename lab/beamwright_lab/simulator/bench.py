@@ -26,7 +26,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv.host import HostTier
 from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
-from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.models.prefill import PrefillRequest, record_source
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.plan.machines import HardwareProfile, PassCosts
@@ -254,7 +254,7 @@ class Bench:
             prefill.run(requests)
             if recomputes:
                 for request in requests:
-                    remember(request, request.token_ids)
+                    record_source(request, request.token_ids)
             return [True] * len(requests)
 
         return run

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from beamwright.kv.segments import Path, PathPart, Segment
-from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.models.prefill import PrefillRequest, record_source
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.protocols import Traits
@@ -94,7 +94,7 @@ class SimulatedVerifier:
         self._prefill.run(requests)
         if self._recomputes:
             for request in requests:
-                remember(request, request.token_ids)
+                record_source(request, request.token_ids)
 
 
 def _path(node: Node | None, fresh: Mapping[Segment, int]) -> Path:

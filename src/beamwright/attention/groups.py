@@ -103,8 +103,8 @@ class GroupedView(DecodeView):
         return context
 
     def described(self) -> list[Attention] | None:
-        found = [part.described() for part in self.parts]
-        return None if None in found else [each for part in found for each in part]
+        descriptions = [part.described() for part in self.parts]
+        return None if None in descriptions else [each for part in descriptions for each in part]
 
 
 class GroupedWorkspace:

@@ -222,8 +222,8 @@ class Slots:
         of_slots = np.zeros((2, self.num_slots), dtype=np.int64)
         of_slots[:, slots] = row, ends[row, place]
         sizes_of = [count * width for count, width in zip(counts, widths, strict=True)]
-        found = torch.from_numpy(of_slots).to(device).split(sizes_of, dim=1)
-        shaped = [f.unflatten(1, (n, -1)) for f, n in zip(found, counts, strict=True)]
+        on_device = torch.from_numpy(of_slots).to(device).split(sizes_of, dim=1)
+        shaped = [f.unflatten(1, (n, -1)) for f, n in zip(on_device, counts, strict=True)]
         self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
 
     def select_rows(self, rows: Tensor) -> Slots:

@@ -21,7 +21,7 @@ from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
 from beamwright.library import instructions, library
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.grouped import as_grouped
+from beamwright.models.grouped import round_to_groups
 from beamwright.models.linear import PackedLinear, packer, prepack
 from beamwright.models.named import shape_from_text
 from beamwright.models.native import NativeLinear
@@ -171,7 +171,7 @@ def _coded_rates(read_bytes: int, repeats: int) -> tuple[float, float] | tuple[N
     """
     if library() is None:
         return None, None
-    piece = as_grouped(torch.randn(512, 2048))
+    piece = round_to_groups(torch.randn(512, 2048))
     linear = NativeLinear([piece] * max(1, read_bytes // 4 // piece.weight.nbytes))
     num_bytes = sum(tiles.nbytes for _, _, tiles in linear.parts)
     one, rows = torch.randn(1, 2048), torch.randn(_DECODE_ROWS, 2048)

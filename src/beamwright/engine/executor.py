@@ -22,7 +22,7 @@ from beamwright.cores import num_cores
 from beamwright.counters import Progress
 from beamwright.engine.scoring import LESS, Scoring, remaining_batch
 from beamwright.engine.timeline import Accounting, Timeline
-from beamwright.models.load import no_more_memory
+from beamwright.models.load import convert_memory_errors
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Event, StepWriter, Verifier, traits_of
 from beamwright.sections import ScheduleSettings
@@ -178,7 +178,7 @@ class Executor:
     def _iterate(self) -> list[Event]:
         number = self.writer.counts.groups - self._groups_before
         with (
-            no_more_memory("a round cannot be finished (decode)", LESS),
+            convert_memory_errors("a round cannot be finished (decode)", LESS),
             self._accounting.phase("decode", self._stalled_s),
             self._timeline.span("decode", "compute", group=number) as facts,
         ):

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from beamwright.engine.decisions import policy_name
 from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import BeamwrightError, CapacityError, InputError, LinkError, NotFiniteError
-from beamwright.models.load import no_more_memory
+from beamwright.models.load import convert_memory_errors
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier, traits_of
 from beamwright.tree import Node, Sees, group_by_root
 
@@ -202,7 +202,7 @@ class Scoring:
             return []
         try:
             with (
-                no_more_memory("a round cannot be finished (verify)", LESS),
+                convert_memory_errors("a round cannot be finished (verify)", LESS),
                 self.accounting.phase("verify", self._stalled_s),
                 self.timeline.span("verify", "verify", steps=len(nodes)),
             ):

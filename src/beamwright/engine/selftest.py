@@ -22,7 +22,7 @@ from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, Decoder
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
-from beamwright.models.weights import give_back
+from beamwright.models.weights import trim_heap
 from beamwright.sections import SamplingSettings
 
 _STEPS, _PROMPT = 2, 14  # tokens decoded per row, and tokens of the prompt
@@ -153,7 +153,7 @@ class _Rows:
 
     def decode(self, rows: range) -> Tensor:
         """Decode these rows in one batch; return a number per row and token, from its logits."""
-        give_back()  # memory of the previous batch
+        trim_heap()  # memory of the previous batch
         shape, size = self._decoder.shape, self._decoder.dtype.itemsize
         budget = _KV_TOKENS * shape.kv_bytes_per_token(size)
         if shape.states:  # recurrent states of the prompt, and of two segments per row

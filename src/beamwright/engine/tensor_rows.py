@@ -101,7 +101,7 @@ class TensorRows:
         if self._codec is None:
             return ""
         assert row.node.parent is not None
-        text = self._codec.reply_grown(row.node.parent.text, row.tokens)
+        text = self._codec.extend_reply(row.node.parent.text, row.tokens)
         text = self._codec.reply_text(row.reply_ids()) if text is None else text
         if row.stop is StopReason.STOP_STRING:
             return cut_at_stop_string(text, row.node, row.decoding.step.stop_strings)

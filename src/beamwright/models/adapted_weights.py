@@ -28,17 +28,17 @@ from beamwright.models.formats.known import check_fit
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size, joined
 from beamwright.models.linear import head_linear, quantise_linear
-from beamwright.models.native import is_taken
+from beamwright.models.native import can_multiply
 from beamwright.models.survey import Survey
-from beamwright.models.weights import Placing, check_finite, give_back
+from beamwright.models.weights import Placing, check_finite, trim_heap
 from beamwright.plan.costs import Storage
 
 # Prefix of the names of a text model that is part of a multimodal one.
-_INSIDE = re.compile(r"^(model\.)?language_model\.(model\.)?")
-_OF_EXPERTS = {  # the projections in a file that make up one parameter of an experts module
+_TEXT_PREFIX = re.compile(r"^(model\.)?language_model\.(model\.)?")
+_EXPERT_PROJECTIONS = {  # the projections in a file that make up one parameter of an experts module
     "gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",),
 }  # fmt: skip
-_LAYER = re.compile(r"\.(\d+)\.")
+_LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 
 
 def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
@@ -51,13 +51,13 @@ def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, wher
     """
     check_adapted(surveyed, stored, where, placing)
     model = surveyed.model
-    _make_buffers(model, placing.device)
+    _compute_buffers(model, placing.device)
     loader, layer = _Loader(surveyed, placing, where, stored), ""
-    for target, read in loader.reads().items():
-        at = _LAYER.search(target)
+    for target, read in loader.tensor_readers().items():
+        at = _LAYER_NUMBER.search(target)
         if at is not None and at[1] != layer:
             layer = at[1]
-            give_back()
+            trim_heap()
         for name, value in read().items():
             loader.put(name, value)
     model.requires_grad_(False)
@@ -74,9 +74,9 @@ def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: 
     )
     unread = replace(placing, storage=Storage.PLAIN)
     loader, given = _Loader(surveyed, unread, where, sizes), dict[str, tuple[int, ...]]()
-    for target, read in loader.reads().items():
+    for target, read in loader.tensor_readers().items():
         try:
-            given |= {name: tuple(_first(value).shape) for name, value in read().items()}
+            given |= {name: tuple(_unwrap_list(value).shape) for name, value in read().items()}
         except Exception as error:  # `transformers` merges, and may raise anything
             raise InputError(
                 f"model {where}: the weights for {target} do not fit together: config.json belongs "
@@ -89,11 +89,11 @@ def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: 
     )
 
 
-def _first(value: Any) -> Any:
+def _unwrap_list(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
 
 
-def _make_buffers(model: Any, device: str) -> None:
+def _compute_buffers(model: Any, device: str) -> None:
     """Let `transformers` compute buffers that no checkpoint holds, such as rotary frequencies."""
     kept = [(name, buffer) for name, buffer in model.named_non_persistent_buffers()]
     for name, buffer in kept:
@@ -136,7 +136,7 @@ class _Loader:
         self._missing = set(self._wanted)
         self.left: dict[str, str] = {}
 
-    def reads(self) -> dict[str, Callable[[], dict[str, Any]]]:
+    def tensor_readers(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """Return one function for each tensor of the model, by name. Calling it reads the file.
 
         A function returns the values by their names in the model. A value is a tensor, or a
@@ -160,9 +160,9 @@ class _Loader:
         renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in mapping if isinstance(each, WeightConverter)]
         by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-        reads = dict[str, Callable[[], dict[str, Any]]]()
+        tensor_readers = dict[str, Callable[[], dict[str, Any]]]()
         for stored_name in sorted(stored.sizes, key=dot_natural_key):
-            name = _INSIDE.sub("", stored_name)
+            name = _TEXT_PREFIX.sub("", stored_name)
             for rules in ((renamings, converters), ([], [])):
                 target, pattern = rename_source_key(name, *rules, surveyed.body_at, wanted)
                 if target in wanted:
@@ -170,12 +170,14 @@ class _Loader:
             if target not in wanted:
                 self.left[target] = stored_name
             elif pattern is None:
-                reads[target] = partial(self._plain, stored_name, target)
+                tensor_readers[target] = partial(self._plain, stored_name, target)
             else:
                 merge = merges.setdefault(target, deepcopy(by_pattern[pattern]))
                 merge.add_tensor(target, stored_name, pattern, partial(stored.tensor, stored_name))
-                reads[target] = partial(merge.convert, target, model=model, config=model.config)
-        return reads
+                tensor_readers[target] = partial(
+                    merge.convert, target, model=model, config=model.config
+                )
+        return tensor_readers
 
     def _plain(self, name: str, target: str) -> dict[str, Any]:
         storage, stored = self._placing.storage, self._stored
@@ -185,7 +187,7 @@ class _Loader:
         kept = stored.linear(name.removesuffix(".weight"))
         if ends and kept is not None:
             self._rows = stored.rows(name, self._wanted[target].dtype)
-            kept = kept if is_taken(kept) and self._rows is not None else None
+            kept = kept if can_multiply(kept) and self._rows is not None else None
         return {target: stored.tensor(name) if kept is None else kept}
 
     def can_ignore(self, name: str) -> bool:
@@ -194,7 +196,7 @@ class _Loader:
         patterns = surveyed.model._keys_to_ignore_on_load_unexpected or ()
         if any(re.search(each, name) for each in patterns) or name == self._head:
             return True
-        at = _LAYER.search(name) if name.startswith(f"{surveyed.layers_at}.") else None
+        at = _LAYER_NUMBER.search(name) if name.startswith(f"{surveyed.layers_at}.") else None
         if at is None:  # from another part of a multimodal model, or from a verifier's head
             return surveyed.is_part or self._placing.has_others
         further = getattr(config, "num_nextn_predict_layers", None) or 0
@@ -223,7 +225,7 @@ class _Loader:
 
         value: a tensor, or a projection in the file's format.
         """
-        value = _first(value)
+        value = _unwrap_list(value)
         self._place(name, value)
         for other in self._tied[name]:
             if other in self._missing:
@@ -261,14 +263,14 @@ class _Loader:
         else:
             setattr(module, leaf, torch.nn.Parameter(placed, requires_grad=False))
         if path in self._surveyed.experts and not any(each.is_meta for each in module.parameters()):
-            self._keep_experts(module, path)
+            self._convert_experts(module, path)
 
     def _product(self, linear: Linear, like: Tensor) -> Product:
         """Wrap a projection as the stand-in for a weight that is only used in matrix products."""
         placing = self._placing
         return Product(placing.pack(linear), like, placing.device, placing.tile_rows)
 
-    def _keep_experts(self, module: Any, path: str) -> None:
+    def _convert_experts(self, module: Any, path: str) -> None:
         placing = self._placing
 
         def kept(leaf: str, number: int) -> Linear | None:
@@ -279,7 +281,7 @@ class _Loader:
             """
             if not placing.storage.is_stored:
                 return None
-            names = [f"{path}.{number}.{name}" for name in _OF_EXPERTS[leaf]]
+            names = [f"{path}.{number}.{name}" for name in _EXPERT_PROJECTIONS[leaf]]
             parts = [part for name in names if (part := self._stored.linear(name)) is not None]
             what = f"model {self._where}: weight {path}.{number}"
             placed = [part.placed(part.size, placing.device, what) for part in parts]

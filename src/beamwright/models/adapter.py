@@ -117,7 +117,7 @@ class _Attention:
         return context[None, ..., :narrow]
 
 
-def multiplies_groups(weight: Tensor) -> bool:
+def can_multiply_groups(weight: Tensor) -> bool:
     """Return whether `F.grouped_mm` can multiply the rows of all experts at once with `weight`."""
     if weight.device.type != "cuda" or weight.dtype != torch.bfloat16:
         return False
@@ -165,7 +165,7 @@ class Experts:
         whole, biases = getattr(module, name).detach(), getattr(module, f"{name}_bias", None)
         setattr(module, name, torch.nn.Parameter(whole.to("meta"), requires_grad=False))
         stacked: Tensor = whole if module.is_transposed else whole.transpose(1, 2)
-        if convert is None and biases is None and multiplies_groups(whole):
+        if convert is None and biases is None and can_multiply_groups(whole):
             return stacked
         for number, weight in enumerate(stacked):
             bias = None if biases is None else biases.detach()[number].clone()
@@ -257,7 +257,7 @@ class _NoLayers(torch.nn.Module):
         return value if isinstance(value, int | float) else self
 
 
-def steps_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+def can_step_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether kernels can update recurrent states inside the pool's blocks (on a GPU)."""
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
@@ -298,17 +298,19 @@ class AdaptedDecoder(Decoder):
             NotBuiltError: if a module's results for a token depend on how many tokens it gets.
         """
         known, made = dict[type, bool](), list[Recurrent]()
-        in_blocks = steps_in_blocks(self.device, self.dtype)
+        in_blocks = can_step_in_blocks(self.device, self.dtype)
         for name, parts in surveyed.recurrent.items():
             layer, module = parts[0].layer, surveyed.model.get_submodule(name)
             own = [part for part in self.shape.states if part.layer == layer]
             each = Recurrent(module, layer, own, self.dtype)
             if type(module) not in known:
-                if not each.agrees(self.shape.hidden, self.device, behind=False):
+                if not each.chunks_agree(self.shape.hidden, self.device, after_state=False):
                     raise NotBuiltError(
                         f"{type(module).__name__} gives other results token by token"
                     )
-                known[type(module)] = each.agrees(self.shape.hidden, self.device, behind=True)
+                known[type(module)] = each.chunks_agree(
+                    self.shape.hidden, self.device, after_state=True
+                )
             each.in_chunks = known[type(module)]
             install_steps(each, self.shape.hidden, self.device, in_blocks=in_blocks)
             each.install(lambda: self._attention.view.states)

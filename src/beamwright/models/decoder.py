@@ -103,7 +103,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def unadded(self, x: Tensor) -> Tensor:
+    def partial_sums(self, x: Tensor) -> Tensor:
         """Return the product [rows, out], or float32 partial sums [parts, rows, out].
 
         The caller adds the parts in order and rounds the sum to the dtype of `x`. A kernel that
@@ -135,15 +135,15 @@ def by_rows(
     return work(torch.cat([x, x[:1].expand(padded - rows, -1)]))[:rows]
 
 
-class Angles:
+class RotaryTables:
     """Tables of rotary cos and sin, which grow with the longest path.
 
     Tables for a whole context can take 200 MB, and most searches read a small part of them.
 
     cos, sin: [positions, head_dim]. The first half of sin is negated, so that a rotation is
         x * cos + swapped * sin, where `swapped` is x with its two halves exchanged.
-    reached: number of positions to compute at once. Code that captures CUDA graphs asks for the
-        whole context, because growing replaces the tensors.
+    num_positions: positions to compute at once. Code that captures CUDA graphs asks for the whole
+        context, because growing replaces the tensors.
     """
 
     def __init__(
@@ -154,16 +154,16 @@ class Angles:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        reached: int = 0,
+        num_positions: int = 0,
     ) -> None:
         # Checkpoints are trained with angles in float32, so only a float64 model has wider ones.
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
         self._scale, self._context = scale, context
         self.cos = self.sin = torch.empty(0, 2 * len(inv_freq), dtype=dtype, device=device)
-        self._grow(reached)
+        self._grow(num_positions)
 
-    def reach(self, last: int) -> bool:
+    def extend_to(self, last: int) -> bool:
         """Extend the tables to position `last` if needed, and return whether they were extended."""
         known = len(self.cos)
         if last >= known:
@@ -196,7 +196,7 @@ class RoundedView(AttentionView):
     by the same matrix, so that scores do not change.
 
     view: the view that stores KV and computes attention.
-    decoder: the decoder that uses this view and has the rotations, see `Decoder.keep_kv`.
+    decoder: the decoder that uses this view and has the rotations, see `Decoder.set_kv_dtype`.
     """
 
     def __init__(self, view: AttentionView, decoder: Decoder) -> None:
@@ -249,7 +249,7 @@ class Decoder(Protocol):
     dtype: torch.dtype
     # The device of the weights.
     device: torch.device
-    # The format in which keys and values are stored, see `keep_kv`.
+    # The format in which keys and values are stored, see `set_kv_dtype`.
     #
     # The decoder rounds keys and values to it before it passes them to the view.
     kv_dtype: KVDtype = "auto"
@@ -301,7 +301,7 @@ class Decoder(Protocol):
     def first_layers(self) -> Decoder:
         """Return a copy for self-tests that keeps a layer of each kind and form of products."""
 
-    def keep_kv(self, kv_dtype: KVDtype) -> None:
+    def set_kv_dtype(self, kv_dtype: KVDtype) -> None:
         """Set the format in which keys and values are stored, and make its rotations."""
         self.kv_dtype = kv_dtype
         made = {group.head_dim: hadamard(group.head_dim) for group in self.shape.kv_groups}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
-from beamwright.models.decoder import ROW_MULTIPLE, Angles, Decoder, Linear, by_rows, in_tiles
+from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, RotaryTables, by_rows, in_tiles
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.native import NativeLayers, is_native
 from beamwright.models.shape import ModelShape
@@ -135,20 +135,22 @@ class DenseDecoder(Decoder):
         self._activate = _ACTIVATE[shape.activation]
         fuses = kernels and not shape.lifted and not shape.after_norms and not shape.near_freq
         self._fused = fused_kernels(self.device, self.dtype) if fuses else None
-        self._native = self._native_layers()
-        self._far, self._near = (None, None) if self._native else self._angles(self.dtype)
-        self._tile = None if all(each.is_fixed for each in self._products()) else tile_rows
+        self._native = self._make_native_layers()
+        self._far, self._near = (
+            (None, None) if self._native else self._make_rotary_tables(self.dtype)
+        )
+        self._tile = None if all(each.is_fixed for each in self._projections()) else tile_rows
 
     @property
     def takes_one_row(self) -> bool:
-        # With 8-bit KV, keys are also rotated, by a product that `_products` does not contain.
+        # With 8-bit KV, keys are also rotated, by a product that `_projections` does not contain.
         plain = self.kv_dtype == "auto"
-        return plain and all(product.takes_one_row for product in self._products())
+        return plain and all(product.takes_one_row for product in self._projections())
 
     @property
     def is_fixed(self) -> bool:
         plain = self._native is not None and self.kv_dtype == "auto"
-        return plain and all(product.is_fixed for product in self._products())
+        return plain and all(product.is_fixed for product in self._projections())
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
@@ -164,27 +166,25 @@ class DenseDecoder(Decoder):
             x = x * x.new_tensor(shape.embed_scale)
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
-        rotary = (
-            () if self._native is not None and not view.looks_ahead else self._rotary(positions)
-        )
+        rotary = self._rotary_args(positions) if self._native is None or view.looks_ahead else ()
         if self._native is not None:
-            foresee = partial(self._foresee, view, rotary) if view.looks_ahead else None
+            foresee = partial(self._announce_query, view, rotary) if view.looks_ahead else None
             return self._native.forward(x, positions, view, read, foresee)
         # A layer has two halves, attention and MLP. Each ends with the norm of the next half, so
         # that one pass over the rows adds to the residual stream and normalises.
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
-        normed = self._by_tile(partial(self._add_norm, norms[0]), x)[1]
+        normed = self._apply_in_tiles(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
             if view.looks_ahead:
-                self._foresee(view, rotary, number, x)
-            own = self._own_rotary(number, rotary)
-            query, key_value = self._by_tile(partial(self._project, layer), normed, *own)
+                self._announce_query(view, rotary, number, x)
+            own = self._layer_rotary_args(number, rotary)
+            query, key_value = self._apply_in_tiles(partial(self._project, layer), normed, *own)
             del normed  # free its memory before attention
             context: Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:
                 x, context = x.index_select(0, read), context.index_select(0, read)
             after = partial(self._finish_block, layer, norms[number + 1])
-            x, normed = self._by_tile(after, x, context)
+            x, normed = self._apply_in_tiles(after, x, context)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -221,35 +221,37 @@ class DenseDecoder(Decoder):
         first = copy(self)  # shares the rotary tables
         first.shape = shape
         first.weights = replace(self.weights, layers=[layers[number] for number in kept])
-        first._native = first._native_layers()
+        first._native = first._make_native_layers()
         return first
 
-    def _native_layers(self) -> NativeLayers | None:
+    def _make_native_layers(self) -> NativeLayers | None:
         if self.device.type != "cpu" or not is_native(self.shape, self.weights):
             return None
-        return NativeLayers(self.shape, self.weights, *self._angles(torch.float32, whole=False))
+        return NativeLayers(
+            self.shape, self.weights, *self._make_rotary_tables(torch.float32, whole=False)
+        )
 
-    def _angles(
+    def _make_rotary_tables(
         self, dtype: torch.dtype, *, whole: bool = True
-    ) -> tuple[Angles | None, Angles | None]:
+    ) -> tuple[RotaryTables | None, RotaryTables | None]:
         """Return the rotary tables of most layers, and those of the sliding layers `shape.near`.
 
         None for layers without rotary positions, and if `shape.near` is empty.
         whole: compute the tables for the whole context at once, as captured CUDA graphs need it.
         """
         shape, how = self.shape, (self.shape.context, dtype, self.device)
-        make = partial(Angles, reached=shape.context if whole else 0)
+        make = partial(RotaryTables, num_positions=shape.context if whole else 0)
         far = make(shape.inv_freq, shape.rope_scale, *how) if shape.inv_freq else None
         return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, ...]:
+    def _rotary_args(self, positions: Tensor) -> tuple[Tensor, ...]:
         """Return the rotary arguments of `_project`: for most layers, then for `shape.near`.
 
-        `_own_rotary` selects the arguments of one layer.
+        `_layer_rotary_args` selects the arguments of one layer.
         """
         # The C library has tables of its own. With it, these are made only if a view looks ahead.
         if self._far is None and self.shape.inv_freq:
-            self._far, self._near = self._angles(self.dtype)
+            self._far, self._near = self._make_rotary_tables(self.dtype)
         if self._far is None:
             return ()
         if self._fused is not None:
@@ -257,19 +259,19 @@ class DenseDecoder(Decoder):
         near = () if self._near is None else self._near.rows(positions)
         return *self._far.rows(positions), *near
 
-    def _products(self) -> Iterator[Linear]:
+    def _projections(self) -> Iterator[Linear]:
         """Yield the projections of all layers, then the LM head, which a verifier may not have."""
         for layer in self.weights.layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
         if self.shape.has_lm_head:
             yield self.weights.lm_head
 
-    def _by_tile(
+    def _apply_in_tiles(
         self, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         return in_tiles(self._tile, work, *tensors)
 
-    def _foresee(
+    def _announce_query(
         self, view: AttentionView, rotary: tuple[Tensor, ...], number: int, x: Tensor
     ) -> None:
         """Estimate the query of layer `number` + 1, and pass it to the view.
@@ -279,11 +281,11 @@ class DenseDecoder(Decoder):
         """
         if number + 1 < len(self.weights.layers):
             coming = partial(self._estimate_query, self.weights.layers[number + 1])
-            own = self._own_rotary(number + 1, rotary)
-            view.foresee(number + 1, self._by_tile(coming, x.to(self.dtype), *own)[0])
+            own = self._layer_rotary_args(number + 1, rotary)
+            view.foresee(number + 1, self._apply_in_tiles(coming, x.to(self.dtype), *own)[0])
 
-    def _own_rotary(self, number: int, rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Select the rotary arguments of layer `number` from those that `_rotary` returned."""
+    def _layer_rotary_args(self, number: int, rotary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Select the rotary arguments of layer `number` from those that `_rotary_args` returned."""
         if self._near is None:
             return rotary
         return rotary[2:] if number in self.shape.near else rotary[:2]
@@ -334,7 +336,7 @@ class DenseDecoder(Decoder):
 
         Return the residual stream [rows, hidden], and the stream after the next norm, `follow`.
         """
-        product = layer.out if self._fused is None else layer.out.unadded
+        product = layer.out if self._fused is None else layer.out.partial_sums
         delta = product(context.flatten(1))
         if layer.after_attention is not None:
             delta = layer.after_attention(delta)
@@ -360,7 +362,7 @@ class DenseDecoder(Decoder):
             opened = layer.gate_up.gated(normed, kind)
             if opened is None:
                 opened = self._fused.gated(layer.gate_up(normed), kind)
-            return layer.down.unadded(opened)
+            return layer.down.partial_sums(opened)
         inner = layer.gate_up(normed)
         if not self.shape.gated:
             return layer.down(self._activate(inner))

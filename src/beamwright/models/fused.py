@@ -160,7 +160,7 @@ def gate_rows(
 def add_norm(x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
     """Add `delta` to x [rows, width] in place, and return x after `norm`, a `dense.Norm`.
 
-    delta: [rows, width], its partial sums (see `decoder.Linear.unadded`), or None to add nothing.
+    delta: [rows, width], its partial sums (`decoder.Linear.partial_sums`), or None to add nothing.
     """
     normed, width = torch.empty_like(x), x.shape[1]
     block, warps = _row_sizes(width)

@@ -34,7 +34,7 @@ _BLOCK_VALUES = 1 << 20  # values quantised at a time
 
 # --- products by oneDNN, which are batch-invariant (docs/concepts/sameness.md) ---------------
 
-# Relative and absolute tolerance of `close`, for each dtype that oneDNN may multiply here.
+# Relative and absolute tolerance of `is_close`, for each dtype that oneDNN may multiply here.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
@@ -58,10 +58,10 @@ def _can_multiply() -> bool:
         product = multiply(x, weight, None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return close(product, F.linear(x, weight))
+    return is_close(product, F.linear(x, weight))
 
 
-def close(actual: Tensor, expected: Tensor) -> bool:
+def is_close(actual: Tensor, expected: Tensor) -> bool:
     """Return whether two results of a product differ by no more than rounding."""
     most = TOLERANCE[actual.dtype]
     return torch.allclose(actual, expected, rtol=most, atol=most)
@@ -242,7 +242,7 @@ def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
     return JoinedLinear(parts)
 
 
-def as_grouped(weight: Tensor, group: int = INT4_GROUP) -> GroupedLinear:
+def round_to_groups(weight: Tensor, group: int = INT4_GROUP) -> GroupedLinear:
     """Round a plain weight to 4 bits, with a scale per `group` columns, some rows at a time."""
     rows, columns = weight.shape
     padded = F.pad(weight, (0, -columns % group)).view(rows, -1, group)

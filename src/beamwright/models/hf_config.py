@@ -186,7 +186,7 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
     context = config.max_position_embeddings
     if max_context is not None:
         context = min(context, max_context)
-    if family.oddity is not None and (odd := family.oddity(config)) is not None:
+    if family.unsupported is not None and (odd := family.unsupported(config)) is not None:
         raise NotBuiltError(f"{config.model_type} with {odd} is not supported; {SUPPORTED}")
     fields = {
         "intermediate": getattr(config, "intermediate_size", None),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from beamwright.errors import InputError, UnavailableError, error_line
 from beamwright.models.formats.described import GGUF, shards
-from beamwright.models.formats.files import adapter_of
+from beamwright.models.formats.files import adapter_advice
 from beamwright.models.formats.header import is_gguf
 from beamwright.sections import ELSEWHERE
 
@@ -54,7 +54,7 @@ def resolve_folder(
     if (file := _gguf_in(folder)) is not None:
         return resolve_folder(str(file), role)
     if not (folder / "config.json").is_file():
-        raise InputError(f"{spec}: {adapter_of(folder) or 'no config.json in this folder'}")
+        raise InputError(f"{spec}: {adapter_advice(folder) or 'no config.json in this folder'}")
     for file in folder.iterdir():
         # Reading a pipe would wait, and reading a device would never end. The same holds for some
         # files below /proc and /sys, although they are regular files.

@@ -32,13 +32,13 @@ from beamwright.models.grouped import (
     TOLERANCE,
     GroupedLinear,
     JoinedLinear,
-    as_grouped,
-    close,
     invariant_linear,
+    is_close,
     joined,
     multiply,
+    round_to_groups,
 )
-from beamwright.models.native import as_groups, in_bytes, packed, takes_blocks
+from beamwright.models.native import blocks_to_groups, library_accepts, packed, round_to_q8_0
 from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
@@ -62,7 +62,7 @@ class PackedLinear(Linear):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         super().__init__(packed, bias)
         outputs, columns = weight.shape
-        self._doubles = not one_row_is_alike(min(outputs, _PROBED), columns, weight.dtype)
+        self._doubles = not sums_one_row_alike(min(outputs, _PROBED), columns, weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product, which is batch-invariant."""
@@ -72,7 +72,7 @@ class PackedLinear(Linear):
 
 
 @cache
-def one_row_is_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
+def sums_one_row_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
     """Return whether oneDNN sums a single row in the same order as several rows.
 
     On CPUs with AVX-512 it did so only up to 1,024 columns. The probe's sums would be zero without
@@ -102,7 +102,7 @@ def prepack(linear: Linear) -> Linear:
     probe = torch.randn(8, weight.shape[1], generator=generator).to(weight.dtype)
     try:
         packed = PackedLinear(weight, linear.bias)
-        return packed if close(packed(probe), linear(probe)) else linear
+        return packed if is_close(packed(probe), linear(probe)) else linear
     except (RuntimeError, AttributeError, NotImplementedError):
         return linear
 
@@ -140,19 +140,19 @@ class Int8Linear(Linear):
 
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     """Round a plain projection to the format `storage`; the bias stays plain."""
-    if storage is Storage.BYTES and (rounded := in_bytes(linear)) is not linear:
+    if storage is Storage.BYTES and (rounded := round_to_q8_0(linear)) is not linear:
         return rounded
     if storage in (Storage.INT8, Storage.BYTES):
         kept = Int8Linear(linear.weight, linear.bias)
         return kept if linear.weight.device.type == "cpu" else kept.grouped()
     if storage is Storage.INT4:
-        return joined([as_grouped(linear.weight)], linear.bias)
+        return joined([round_to_groups(linear.weight)], linear.bias)
     return linear
 
 
 def head_linear(linear: Linear, storage: Storage) -> Linear:
     """Return the LM head, in 8-bit blocks if `storage` is BYTES, otherwise unchanged."""
-    return in_bytes(linear) if storage is Storage.BYTES else linear
+    return round_to_q8_0(linear) if storage is Storage.BYTES else linear
 
 
 def packer(
@@ -165,13 +165,13 @@ def packer(
     """
     where, pack = torch.device(device), prepack
     if where.type == "cpu":
-        codes = packed if takes_blocks(dtype) else as_groups
+        codes = packed if library_accepts(dtype) else blocks_to_groups
         return lambda linear: prepack(codes(linear))
     if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
         from beamwright.models.trials import Streaming  # noqa: PLC0415 (loads Triton)
 
         pack = Streaming(always=fixed, dtype=dtype)
-    return (lambda linear: pack(as_groups(linear))) if storage.is_stored else pack
+    return (lambda linear: pack(blocks_to_groups(linear))) if storage.is_stored else pack
 
 
 @contextmanager

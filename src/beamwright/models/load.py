@@ -46,16 +46,16 @@ from beamwright.models.hf_config import config_of, read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import packer, prepack, quiet_import
 from beamwright.models.named import capped, shape_from_text
-from beamwright.models.native import takes_blocks
+from beamwright.models.native import library_accepts
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import (
     Placing,
     check_weights,
-    give_back,
     load_weights,
     random_weights,
+    trim_heap,
     with_own_head,
 )
 from beamwright.plan.costs import Storage, library_storage, storage_of, weight_bytes
@@ -135,7 +135,7 @@ def load_model(
         folder = resolve_folder(spec, role)
         digest = digest_later(folder)
         remarks = _remarks(folder, codec)
-        if storage is Storage.STORED and shape.blocks and not takes_blocks(torch.float32):
+        if storage is Storage.STORED and shape.blocks and not library_accepts(torch.float32):
             remarks += (_SLOW,) * (device == "cpu")
     tile = TILE_ROWS if settings.deterministic else None
     placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
@@ -149,8 +149,8 @@ def load_model(
             shape, weights = load_weights(folder, shape, placing)
         decoder = DenseDecoder(shape, weights, tile, kernels=kernels)
     if settings.kv_dtype != "auto":
-        decoder.keep_kv(settings.kv_dtype)
-    give_back()
+        decoder.set_kv_dtype(settings.kv_dtype)
+    trim_heap()
     for line in remarks:
         _log.warning("beamwright: %s", line)
     return LoadedModel(decoder, codec, folder, storage, digest, remarks)
@@ -189,9 +189,9 @@ def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[to
     """
     weights = settings.weights if role == "generator" else settings.verifier_weights
     storage = storage_of(weights, is_packed=shape.packed is not None)
-    fixed = storage is Storage.STORED and shape.in_blocks and takes_blocks(torch.bfloat16)
+    fixed = storage is Storage.STORED and shape.in_blocks and library_accepts(torch.bfloat16)
     dtype = resolve_dtype(settings.dtype, settings.device, shape, fixed=fixed)
-    own = settings.device == "cpu" and takes_blocks(dtype)
+    own = settings.device == "cpu" and library_accepts(dtype)
     return dtype, library_storage(storage, shape) if own else storage
 
 
@@ -408,7 +408,7 @@ def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: to
 
 
 @contextmanager
-def no_more_memory(what: str, *hint: str) -> Iterator[None]:
+def convert_memory_errors(what: str, *hint: str) -> Iterator[None]:
     """Turn a failed allocation in the body into a DeviceMemoryError.
 
     what: what cannot be done, for the message. hint: advice.

@@ -34,7 +34,7 @@ from beamwright.library import (
     instruction_set,
     library,
 )
-from beamwright.models.decoder import Angles, Linear
+from beamwright.models.decoder import Linear, RotaryTables
 from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
 from beamwright.models.shape import ModelShape
@@ -51,7 +51,7 @@ _PRODUCTS = ("qkv", "out", "gate_up", "down")
 Codes = BlockLinear | GroupedLinear
 
 
-def takes_blocks(dtype: torch.dtype) -> bool:
+def library_accepts(dtype: torch.dtype) -> bool:
     """Return whether the C library exists and accepts activations of this dtype."""
     return library() is not None and dtype != torch.float64
 
@@ -131,7 +131,7 @@ def _tiles(codes: Codes) -> Tensor:
     return tiles
 
 
-def is_taken(linear: Linear) -> bool:
+def can_multiply(linear: Linear) -> bool:
     """Return whether the library can multiply this projection."""
     if library() is None or not isinstance(linear, Codes):
         return False
@@ -139,16 +139,16 @@ def is_taken(linear: Linear) -> bool:
 
 
 def packed(linear: Linear) -> Linear:
-    """Convert a projection for the library, or as `as_groups` if its format is not supported."""
+    """Convert a projection for the library; unsupported formats become groups."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
-    if all(map(is_taken, parts)):
+    if all(map(can_multiply, parts)):
         return NativeLinear([part for part in parts if isinstance(part, Codes)])
-    if len(parts) > 1 and any(map(is_taken, parts)):
+    if len(parts) > 1 and any(map(can_multiply, parts)):
         return JoinedLinear([packed(part) for part in parts])
-    return as_groups(linear)
+    return blocks_to_groups(linear)
 
 
-def in_bytes(linear: Linear) -> Linear:
+def round_to_q8_0(linear: Linear) -> Linear:
     """Round a plain projection to 8 bits in blocks of Q8_0.
 
     The projection is returned unchanged if its columns are not a multiple of 32.
@@ -172,7 +172,7 @@ def _to_bytes(values: Tensor) -> Tensor:
     return torch.cat([scale.half().view(torch.uint8), codes.view(torch.uint8)], 1)
 
 
-def as_groups(linear: Linear) -> Linear:
+def blocks_to_groups(linear: Linear) -> Linear:
     """Convert GGUF blocks to a `GroupedLinear`, for use without the C library or on a GPU."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if not any(isinstance(part, BlockLinear) for part in parts):
@@ -201,7 +201,7 @@ class NativeLayers:
     """
 
     def __init__(
-        self, shape: ModelShape, weights: Any, far: Angles | None, near: Angles | None
+        self, shape: ModelShape, weights: Any, far: RotaryTables | None, near: RotaryTables | None
     ) -> None:
         self._shape, self._kept = shape, [weights]
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
@@ -219,8 +219,8 @@ class NativeLayers:
             native.norm, native.follow = map(self._place, (layer.mlp_norm, norms[number + 1]))
             native.group, native.place = groups[number]
         self._kept.append(norms)
-        self._turning = Lock()
-        self._angles = [(far, {*range(shape.layers)} - {*shape.near}), (near, shape.near)]
+        self._rotary_lock = Lock()
+        self._rotary_tables = [(far, {*range(shape.layers)} - {*shape.near}), (near, shape.near)]
         self._model = Model(
             self._layers,
             self._place(norms[0]),
@@ -249,8 +249,8 @@ class NativeLayers:
             view can load KV ahead.
         """
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
-        self._turn_by(positions)
-        rows = self._rows(x, positions)
+        self._extend_rotary(positions)
+        rows = self._allocate_rows(x, positions)
         described = view.described() if isinstance(view, DecodeView) and read is None else None
         if described is not None:
             self._run(rows, 0, last, described)
@@ -263,7 +263,7 @@ class NativeLayers:
             key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
             context = view.attend(number, heads[:, : shape.heads], key_value).float().contiguous()
             if read is not None and number == shape.layers - 1:
-                rows = self._rows(rows["x"].index_select(0, read), positions)
+                rows = self._allocate_rows(rows["x"].index_select(0, read), positions)
                 context = context.index_select(0, read)
             rows["context"] = context
             rows["turned"] = torch.empty_like(rows["turned"])  # a view may keep what it was given
@@ -271,20 +271,20 @@ class NativeLayers:
             self._run(rows, first, min(first + 2, last))
         return rows["normed"].to(dtype)
 
-    def _turn_by(self, positions: Tensor) -> None:
+    def _extend_rotary(self, positions: Tensor) -> None:
         """Extend the rotary tables to these positions.
 
         Old tables are kept, because another thread may still read them.
         """
         last = int(positions.max()) if len(positions) else -1
-        with self._turning:
-            for angles, numbers in self._angles:
-                if angles is not None and angles.reach(last):
-                    self._kept.append((angles.cos, angles.sin))
+        with self._rotary_lock:
+            for tables, numbers in self._rotary_tables:
+                if tables is not None and tables.extend_to(last):
+                    self._kept.append((tables.cos, tables.sin))
                     for layer in (self._layers[number] for number in numbers):
-                        layer.cos, layer.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+                        layer.cos, layer.sin = tables.cos.data_ptr(), tables.sin.data_ptr()
 
-    def _rows(self, x: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    def _allocate_rows(self, x: Tensor, positions: Tensor) -> dict[str, Tensor]:
         shape, count = self._shape, len(x)
         heads, width = shape.heads + 2 * shape.kv_heads, shape.head_dim
         return {

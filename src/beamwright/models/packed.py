@@ -77,7 +77,7 @@ class Packed:
 
 
 @dataclass
-class Writing(AttentionView):
+class WritingView(AttentionView):
     """An attention view that also stores each layer's keys and values.
 
     view: the view that computes attention.
@@ -158,7 +158,7 @@ class CapturedPasses:
         self._decoder, self._store, self._backend = decoder, store, backend
         self.replay = replay
         self._workspace: Workspace | None = None
-        self._inputs = self._found = torch.empty(0)
+        self._inputs = self._outputs = torch.empty(0)
 
     def hidden(self, packed: Packed, slots: Sequence[Any]) -> Tensor | None:
         """Run the pass; return hidden states [read, hidden], or None if no captured size fits.
@@ -166,7 +166,7 @@ class CapturedPasses:
         slots: the tokens' slots in the pool, per layer group.
         """
         total, few = len(packed.token_ids), len(packed.read) <= _FEW
-        size = size_of(total, len(packed.lengths))
+        size = captured_size(total, len(packed.lengths))
         if size is None:
             return None
         heads, device = self._decoder.shape.heads, self._decoder.device
@@ -174,7 +174,7 @@ class CapturedPasses:
             width, dtype = self._decoder.shape.hidden, self._decoder.dtype
             self._workspace = self._backend.prefill_workspace(self._store, heads, SIZES[-1])
             self._inputs = torch.zeros(2 * SIZES[-1] + _FEW, dtype=torch.long, device=device)
-            self._found = torch.empty(SIZES[-1], width, dtype=dtype, device=device)
+            self._outputs = torch.empty(SIZES[-1], width, dtype=dtype, device=device)
         lengths, workspace = packed.lengths, self._workspace
         view = self._backend.prefill_view(self._store, packed.paths, lengths, slots, workspace)
         view.prepare(heads, size)
@@ -184,19 +184,19 @@ class CapturedPasses:
             host[2 * size : 2 * size + len(packed.read)] = packed.read
         inputs.copy_(torch.from_numpy(host))
         ids, positions, read = inputs.split([size, size, _FEW])
-        found = self._found[: _FEW if few else size]
+        outputs = self._outputs[: _FEW if few else size]
 
         def step() -> None:
-            found.copy_(self._decoder.hidden(ids, positions, view, read if few else None))
+            outputs.copy_(self._decoder.hidden(ids, positions, view, read if few else None))
 
         self.replay.run((size, few), workspace.num_moves, step)
         view.close()
         if few or len(packed.read) == total:
-            return found[: len(packed.read)].clone()
-        return found[torch.tensor(packed.read, device=device)]
+            return outputs[: len(packed.read)].clone()
+        return outputs[torch.tensor(packed.read, device=device)]
 
 
-def size_of(num_tokens: int, num_chunks: int) -> int | None:
+def captured_size(num_tokens: int, num_chunks: int) -> int | None:
     """Return the smallest captured size for these tokens and chunks, or None if none fits."""
     fitting = (size for size in SIZES if num_tokens <= size and num_chunks < size // LEAST_CHUNK)
     return next(fitting, None)

@@ -122,19 +122,19 @@ def prefill_needs(
     return copies_needed(paths, per_beam=residency.copies_per_beam)
 
 
-def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
+def record_source(request: PrefillRequest, token_ids: Sequence[int]) -> None:
     """Record in the segment the tokens that its KV was computed from, for recomputation."""
     known = request.segment.source or Source(request.path, (), request.start)
     tokens = (*known.token_ids, *token_ids)
     request.segment.source = Source(known.path, tokens, known.start)
 
 
-def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
+def _add_lost_ancestors(lost: Sequence[Segment]) -> list[Segment]:
     """Add to evicted segments the ancestors whose recurrent states must be recomputed first.
 
     The search for them ends at the first ancestor whose state still exists.
     """
-    found = dict.fromkeys(lost)
+    ordered = dict.fromkeys(lost)
     for segment in lost:
         source = segment.source
         while source is not None and source.path:
@@ -142,8 +142,8 @@ def _with_states_before(lost: Sequence[Segment]) -> list[Segment]:
             state, source = before.group_segments[-1], before.source
             if not state.group.fixed or state.resident or state.stored:
                 break
-            found[before] = None
-    return list(found)
+            ordered[before] = None
+    return list(ordered)
 
 
 def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
@@ -155,7 +155,7 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
     lost: the evicted segments. run: prefills a list of requests.
     """
     requests = list[PrefillRequest]()
-    for segment in _with_states_before(lost):
+    for segment in _add_lost_ancestors(lost):
         source = segment.source
         assert source is not None, "a lost segment does not know its tokens"
         tokens = source.token_ids, source.start

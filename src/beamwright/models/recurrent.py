@@ -92,21 +92,21 @@ def _kind(name: str, number: int) -> str:
     return f"{name}{number or ''}"
 
 
-def take_caches(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
+def find_cache_modules(layer: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the modules of a layer that may keep KV or states, by name within the layer.
 
     These are the innermost modules whose `forward` has a cache argument.
     """
-    found = {name: each for name, each in layer.named_modules() if cache_of(each)}
-    inside = {name: f"{name}." if name else "" for name in found}
+    modules = {name: each for name, each in layer.named_modules() if cache_argument(each)}
+    inside = {name: f"{name}." if name else "" for name in modules}
     return {
         name: module
-        for name, module in found.items()
-        if not any(other != name and other.startswith(inside[name]) for other in found)
+        for name, module in modules.items()
+        if not any(other != name and other.startswith(inside[name]) for other in modules)
     }
 
 
-def cache_of(module: torch.nn.Module) -> str | None:
+def cache_argument(module: torch.nn.Module) -> str | None:
     """Return the name of the module's cache argument; None if it has none."""
     names = inspect.signature(module.forward).parameters
     return next((name for name in _CACHES if name in names), None)
@@ -123,11 +123,11 @@ def states_of(
         NotBuiltError: if the module needs other input than hidden states and its own states.
     """
     cache, hidden = StateCache({}), call.args[0]
-    found = _called(module, call, cache)
+    output = _call_with_cache(module, call, cache)
     if not cache.is_used:
         return ()
     given = [value for name, value in call.arguments.items() if name != "attention_mask"]
-    if sum(isinstance(value, Tensor) for value in given) > 1 or not isinstance(found, Tensor):
+    if sum(isinstance(value, Tensor) for value in given) > 1 or not isinstance(output, Tensor):
         what = type(module).__name__
         raise NotBuiltError(f"{what} computes states from more than the layer's input")
     alone = Recurrent(module, layer, (), hidden.dtype)
@@ -146,13 +146,15 @@ def check_stateless(module: torch.nn.Module, call: inspect.BoundArguments) -> No
     """
     cache = StateCache({})
     with suppress(Exception):  # it may use cache methods that are missing here; `is_used` is set
-        _called(module, call, cache)
+        _call_with_cache(module, call, cache)
     if cache.is_used:
         raise NotBuiltError(f"{type(module).__name__} is attention that keeps a state")
 
 
-def _called(module: torch.nn.Module, call: inspect.BoundArguments, cache: StateCache) -> Any:
-    call.arguments[cache_of(module) or ""] = cache
+def _call_with_cache(
+    module: torch.nn.Module, call: inspect.BoundArguments, cache: StateCache
+) -> Any:
+    call.arguments[cache_argument(module) or ""] = cache
     return module.forward(*call.args, **call.kwargs)
 
 
@@ -176,7 +178,7 @@ class Recurrent:
         self.module, self.layer, self.in_chunks = module, layer, True
         self._plain: Callable[..., Tensor] = module.forward
         self._takes = next(iter(inspect.signature(module.forward).parameters))
-        self._cache = cache_of(module) or ""
+        self._cache = cache_argument(module) or ""
         self.dtype = dtype
         self.parts = {
             part.kind: (part.size, torch.float32 if part.wide else dtype) for part in parts
@@ -209,26 +211,26 @@ class Recurrent:
                 return self.in_place(hidden.transpose(0, 1), StateCache(placed)).transpose(0, 1)
         before = states.read(self.layer)
         if lengths is None:
-            found, after = self._decode(hidden, before)
+            output, after = self._decode(hidden, before)
         else:
-            found, after = self._prefill(hidden, before, lengths)
+            output, after = self._prefill(hidden, before, lengths)
         kept = {kind: after[kind].to(dtype) for kind, (_, dtype) in self.parts.items()}
         states.write(self.layer, kept)
-        return found
+        return output
 
     def _decode(self, hidden: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute one token of each row, at most `_ROWS` rows at a time."""
         rows = hidden[0, :, None].split(_ROWS)
         caches = [StateCache(each) for each in _split(parts, [len(some) for some in rows])]
-        found = [self.step(some, cache) for some, cache in zip(rows, caches, strict=True)]
-        return torch.cat(found).transpose(0, 1), _joined(caches)
+        outputs = [self.step(some, cache) for some, cache in zip(rows, caches, strict=True)]
+        return torch.cat(outputs).transpose(0, 1), _join_states(caches)
 
     def _prefill(
         self, hidden: Tensor, parts: dict[str, Tensor], lengths: Sequence[int]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute `lengths[i]` tokens of row i; the output for padding tokens is zeros."""
         *rows, padding = hidden.split([*lengths, hidden.shape[1] - sum(lengths)], dim=1)
-        found, caches = [], []
+        outputs, caches = [], []
         for tokens, own in zip(rows, _split(parts, [1] * len(rows)), strict=True):
             pieces, cache = (tokens,), StateCache(own)
             if not self.in_chunks:
@@ -236,9 +238,9 @@ class Recurrent:
                     pieces = tokens.split(1, dim=1)
                 else:
                     cache = StateCache({})
-            found += [self.plain(piece, cache) for piece in pieces]
+            outputs += [self.plain(piece, cache) for piece in pieces]
             caches.append(cache)
-        return torch.cat([*found, torch.zeros_like(padding)], dim=1), _joined(caches)
+        return torch.cat([*outputs, torch.zeros_like(padding)], dim=1), _join_states(caches)
 
     def _zeros(self, num_rows: int, device: torch.device) -> dict[str, Tensor]:
         return {
@@ -246,7 +248,7 @@ class Recurrent:
             for kind, (size, dtype) in self.parts.items()
         }
 
-    def drawn(
+    def draw_inputs(
         self, rows: int, tokens: int, width: int, device: torch.device
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw random inputs [rows, tokens, width] and random states, for trials."""
@@ -258,23 +260,23 @@ class Recurrent:
         }
 
     @torch.inference_mode()
-    def agrees(self, width: int, device: torch.device, *, behind: bool) -> bool:
+    def chunks_agree(self, width: int, device: torch.device, *, after_state: bool) -> bool:
         """Return whether several tokens in one call give the same results as one by one.
 
-        behind: True to start after a random state, False to start without tokens before.
+        after_state: True to start after a random state, False to start without tokens before.
         """
-        hidden, drawn = self.drawn(1, _PROBED, width, device)
-        start = drawn if behind else self._zeros(1, device)
-        together = StateCache({kind: part.clone() for kind, part in start.items() if behind})
+        hidden, drawn = self.draw_inputs(1, _PROBED, width, device)
+        start = drawn if after_state else self._zeros(1, device)
+        together = StateCache({kind: part.clone() for kind, part in start.items() if after_state})
         one_by_one = StateCache(start)
-        found = self.plain(hidden, together)
+        output = self.plain(hidden, together)
         steps = torch.cat([self.plain(token, one_by_one) for token in hidden.split(1, dim=1)], 1)
-        pairs = [(found, steps)]
+        pairs = [(output, steps)]
         pairs += [(together.parts[kind], one_by_one.parts[kind]) for kind in self.parts]
-        return near(pairs, _SAME)
+        return are_near(pairs, _SAME)
 
 
-def near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
+def are_near(pairs: Iterable[tuple[Tensor, Tensor]], share: float) -> bool:
     """Return whether both tensors of each pair are equal up to `share` of the largest value."""
     return all(
         float((one.float() - other.float()).abs().max()) <= share * float(other.abs().max())
@@ -288,6 +290,6 @@ def _split(parts: Mapping[str, Tensor], sizes: list[int]) -> list[dict[str, Tens
     return [{kind: pieces[i] for kind, pieces in cut.items()} for i in range(len(sizes))]
 
 
-def _joined(caches: Sequence[StateCache]) -> dict[str, Tensor]:
+def _join_states(caches: Sequence[StateCache]) -> dict[str, Tensor]:
     first = caches[0].parts
     return {kind: torch.cat([each.parts[kind] for each in caches]) for kind in first}

@@ -217,7 +217,7 @@ class DecodeSession:
         self._tail.find([None if r is None else (r.segment, r.flushed) for r in self._rows])
         self._tail.begin(lengths, max_tokens)
         if self._store.pool.states is not None:
-            self._find_states()
+            self._locate_states()
         self._view.prepare(self._decoder.shape.heads)
 
     def has_room(self, num_tokens: int) -> bool:
@@ -306,7 +306,7 @@ class DecodeSession:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _find_states(self) -> None:
+    def _locate_states(self) -> None:
         """Locate the recurrent state of each row: its own if it has tokens, else its parent's."""
         if self._states is None:
             own = [None if row is None else row.segment for row in self._rows]

@@ -219,7 +219,7 @@ class ModelShape:
         return 4 * self.hidden + 3 * max(self.intermediate, mixed)
 
     @property
-    def reading_width(self) -> int:
+    def prefill_width(self) -> int:
         """Number of intermediate values per token inside a layer in a prefill (an estimate).
 
         The peak is either in the MLP, while attention's outputs are still in memory, or where
@@ -265,25 +265,25 @@ class ModelFamily:
     fixed: fields of ModelShape with a constant value.
     tensors: the family's tensor names.
     window_if: the config key that enables the sliding window; None if it is always enabled.
-    oddity: returns a feature of a config that the decoder does not support, for messages, or None.
+    unsupported: returns the name of a feature in a config that the decoder lacks, or None.
     """
 
     reads: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tensors: TensorNames = TensorNames()
     window_if: str | None = None
-    oddity: Callable[[Any], str | None] | None = None
+    unsupported: Callable[[Any], str | None] | None = None
 
     def flags(self, config: Any) -> dict[str, Any]:
         """Return the fields of ModelShape that `reads` and `fixed` define.
 
         config: only the keys that the family reads (`known.CONFIGS`); empty for a random shape.
         """
-        found = dict(self.fixed)
+        fields = dict(self.fixed)
         for name, (key, *default) in self.reads.items():
             value = getattr(config, key, default[0] if default else None)
-            found[name] = bool(value) if default and isinstance(default[0], bool) else value
-        return found
+            fields[name] = bool(value) if default and isinstance(default[0], bool) else value
+        return fields
 
     def window(self, config: Any) -> int | None:
         """Return the size of a config's sliding window in tokens; None if it is not used."""
@@ -291,7 +291,7 @@ class ModelFamily:
         return getattr(config, "sliding_window", None) if is_used else None
 
 
-def _opt_oddity(config: Any) -> str | None:
+def _opt_unsupported(config: Any) -> str | None:
     """Return a feature of OPT-350m or Galactica that the decoder does not support, or None."""
     if config.word_embed_proj_dim != config.hidden_size:
         return "embeddings of another width than the layers"
@@ -300,7 +300,7 @@ def _opt_oddity(config: Any) -> str | None:
     return None if config.layer_norm_elementwise_affine else "norms without weights"
 
 
-def _gemma3_oddity(config: Any) -> str | None:
+def _gemma3_unsupported(config: Any) -> str | None:
     """Return a feature of Gemma 3 27B or a derived model that the decoder does not support."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in caps) or config.use_bidirectional_attention:
@@ -309,11 +309,11 @@ def _gemma3_oddity(config: Any) -> str | None:
     return None if same else "another scale of attention scores"
 
 
-_ODDITIES = {"opt": _opt_oddity, "gemma3_text": _gemma3_oddity}
+_UNSUPPORTED = {"opt": _opt_unsupported, "gemma3_text": _gemma3_unsupported}
 FAMILIES = {
     name: ModelFamily(
         **{key: value for key, value in row.items() if key != "tensors"},
-        oddity=_ODDITIES.get(name),
+        unsupported=_UNSUPPORTED.get(name),
         tensors=TensorNames(**row.get("tensors", {})),
     )
     for name, row in read_toml_beside(__file__).items()

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.kv.states import GOES_ON, StateBlocks, StatePlace
-from beamwright.models.recurrent import Recurrent, StateCache, cache_of, near
+from beamwright.models.recurrent import Recurrent, StateCache, are_near, cache_argument
 
 _Step = Callable[[Tensor, StateCache], Tensor]
 _ROWS = 3  # rows of a trial
@@ -237,7 +237,7 @@ def _step_of(module: torch.nn.Module, kinds: set[str]) -> _Step | None:
     code, defaults, closure = plain.__code__, plain.__defaults__, plain.__closure__
     own = FunctionType(code, known, plain.__name__, defaults, closure)
     own.__kwdefaults__ = plain.__kwdefaults__
-    name = cache_of(module) or ""
+    name = cache_argument(module) or ""
     return lambda hidden, cache: own(module, hidden, **{name: cache})
 
 
@@ -246,7 +246,7 @@ def _agrees(
     recurrent: Recurrent, step: _Step, width: int, device: torch.device, *, in_blocks: bool
 ) -> bool:
     """Return whether `step` agrees with the module's own step, on random rows and states."""
-    hidden, states = recurrent.drawn(_ROWS, 1, width, device)
+    hidden, states = recurrent.draw_inputs(_ROWS, 1, width, device)
     own = StateCache({kind: state.clone() for kind, state in states.items()})
     expected = recurrent.plain(hidden, own)
     try:
@@ -254,7 +254,7 @@ def _agrees(
     except (AssertionError, TypeError):  # the module passes arguments that our steps do not support
         return False
     pairs = [(result, expected), *((states[kind], own.parts[kind]) for kind in states)]
-    return near(pairs, _NEAR)
+    return are_near(pairs, _NEAR)
 
 
 def _placed(states: Mapping[str, Tensor]) -> dict[str, StatePlace]:

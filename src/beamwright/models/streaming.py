@@ -234,7 +234,7 @@ def fills_gpu(outputs: int, times: int = 1) -> bool:
     return outputs >= times * _UNITS * _TILES[0].outputs
 
 
-def parts_of(outputs: int, columns: int) -> int:
+def count_parts(outputs: int, columns: int) -> int:
     """Return the number of parts into which each sum over `columns` is split.
 
     A weight with enough tiles of 64 outputs to fill a GPU has one part. For others, one program
@@ -257,12 +257,12 @@ def product(
 ) -> Tensor:
     """Return x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x.
 
-    added: False to allow float32 partial sums as the result, see `decoder.Linear.unadded`.
-    parts: the number of parts of each sum; None: `parts_of` the weight's shape.
+    added: False to allow float32 partial sums as the result, see `decoder.Linear.partial_sums`.
+    parts: the number of parts of each sum; None: `count_parts` the weight's shape.
     """
     (rows, columns), outputs = x.shape, len(weight)
     out = x.new_empty(rows, outputs)
-    parts = parts_of(outputs, columns) if parts is None else parts
+    parts = count_parts(outputs, columns) if parts is None else parts
     kept, tile = _operands(weight, rows)
     partial = parts > 1
     if isinstance(weight, Codes):
@@ -316,7 +316,7 @@ def gated_product(
     kept, tile = _operands(weight, rows)
     if kind != "silu" or rows > _TILES[-1].rows or bias is not None or outputs % tile.outputs:
         return None
-    if parts_of(2 * outputs, columns) > 1:
+    if count_parts(2 * outputs, columns) > 1:
         return None
     out = x.new_empty(rows, outputs)
     grid = 2 * outputs // tile.outputs, 1, 1
@@ -351,7 +351,7 @@ class StreamedLinear(Linear):
         """Return the product [rows, outputs]."""
         return product(x, self.kept, self.bias) if self.streams(x) else self.many(x)
 
-    def unadded(self, x: Tensor) -> Tensor:
+    def partial_sums(self, x: Tensor) -> Tensor:
         return product(x, self.kept, self.bias, added=False) if self.streams(x) else self.many(x)
 
     def gated(self, x: Tensor, kind: str) -> Tensor | None:
@@ -395,7 +395,7 @@ class CodedLinear(StreamedLinear):
 
     def many(self, x: Tensor) -> Tensor:
         outputs, columns = len(self.codes), x.shape[1]
-        parts, products = parts_of(outputs, columns), []
+        parts, products = count_parts(outputs, columns), []
         for first, last in pieces(outputs, columns):
             weight = self.codes.rows(first, last).values(x.dtype)
             bias = None if self.bias is None else self.bias[first:last]

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from beamwright.errors import error_line
 from beamwright.models.linear import quiet_import
-from beamwright.models.recurrent import check_stateless, states_of, take_caches
+from beamwright.models.recurrent import check_stateless, find_cache_modules, states_of
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
 # Name under which Beamwright's attention and experts are registered in `transformers`.
@@ -287,7 +287,7 @@ class _Uses(TorchFunctionMode):
         self._hooks += [
             module.register_forward_pre_hook(partial(self._note, (number, name)), with_kwargs=True)
             for number, layer in enumerate(layers)
-            for name, module in take_caches(layer).items()
+            for name, module in find_cache_modules(layer).items()
         ]
 
     def _enter(self, number: int, *_: Any) -> None:

@@ -33,7 +33,7 @@ _LONGEST_REPEATED = 100
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
 
 _WORD = re.compile(r"\w+")
-_PHRASE = 8  # words of a phrase in `is_held`
+_PHRASE_WORDS = 8  # words of a phrase in `shows_text`
 _MOST_PHRASES = 64
 CLOCK = "strftime_now"  # the function that templates call for the time
 _NO_TIME = "1970-01-01"  # the time that a template sees if `now` is not given
@@ -94,7 +94,7 @@ def check_template(template: Any, where: str) -> None:
         try:
             violation = _violation_of(text)
             if violation is None:
-                _compiled(text)
+                _compile(text)
         except TemplateSyntaxError as error:
             line = (text.splitlines() or [""])[min(error.lineno, len(text.splitlines())) - 1]
             violation = f"line {error.lineno} is not valid Jinja: {line.strip():.60}"
@@ -106,7 +106,7 @@ def check_template(template: Any, where: str) -> None:
             raise InputError(f"{where}: chat template: {violation}{way}")
 
 
-def names_read(template: str | dict[str, str] | None) -> frozenset[str]:
+def argument_names(template: str | dict[str, str] | None) -> frozenset[str]:
     """Return the names of the arguments that a template may read; of several, all names."""
     read = (meta.find_undeclared_variables(_ENVIRONMENT.parse(t)) for t in _texts(template))
     return frozenset[str]().union(*read)
@@ -162,7 +162,7 @@ def _pattern(node: nodes.Node) -> str:
     return str(literal.value) if isinstance(literal, nodes.Const) else ""
 
 
-def is_held(text: str, rendered: str) -> bool:
+def shows_text(text: str, rendered: str) -> bool:
     """Return whether a rendered prompt contains a message's text.
 
     At least half of the text's phrases must be there. Only words are compared, because templates
@@ -172,7 +172,7 @@ def is_held(text: str, rendered: str) -> bool:
     if (whole := _words(text)) in shown:
         return True
     words = whole.split()
-    phrases = [" ".join(words[i : i + _PHRASE]) for i in range(0, len(words), _PHRASE)]
+    phrases = [" ".join(words[i : i + _PHRASE_WORDS]) for i in range(0, len(words), _PHRASE_WORDS)]
     phrases = phrases[:: 1 + len(phrases) // _MOST_PHRASES]
     return sum(phrase in shown for phrase in phrases) * 2 >= len(phrases)
 
@@ -184,7 +184,7 @@ def _words(text: str) -> str:
 # --- arguments of tool calls -----------------------------------------------------------------
 
 
-def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def parse_tool_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in which the arguments of every tool call are a dictionary.
 
     Some templates loop over its items. Arguments that are a string without valid JSON, such as
@@ -228,13 +228,13 @@ def template_writer(template: str | dict[str, str], special_tokens: Mapping[str,
         clock = {CLOCK: datetime.fromisoformat(now or _NO_TIME).strftime}
         nothing = {"tools": None, "documents": None}
         given = {"messages": messages, **nothing, **clock, **special_tokens, **names}
-        return _compiled(usual).render(given)
+        return _compile(usual).render(given)
 
     return write
 
 
 @lru_cache(maxsize=64)
-def _compiled(text: str) -> Template:
+def _compile(text: str) -> Template:
     return _ENVIRONMENT.from_string(text)
 
 

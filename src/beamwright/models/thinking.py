@@ -111,8 +111,8 @@ class ThoughtMarks:
         """Return a reply's tokens without the marks and headers of thoughts."""
         kept, at = list[int](), 0
         while at < len(token_ids):
-            found = (len(h) for h in self.hidden if tuple(token_ids[at : at + len(h)]) == h)
-            length = next(found, 0)
+            lengths = (len(h) for h in self.hidden if tuple(token_ids[at : at + len(h)]) == h)
+            length = next(lengths, 0)
             kept += () if length else token_ids[at : at + 1]
             at += length or 1
         return kept

@@ -277,10 +277,10 @@ def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> T
         if written.get("auto_map"):
             line = "tokenizer_config.json names code in the folder (auto_map), which is never run"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
-    return of_transformers(loaded, where)
+    return from_transformers_tokenizer(loaded, where)
 
 
-def of_transformers(loaded: Any, where: str = "") -> TokenFiles:
+def from_transformers_tokenizer(loaded: Any, where: str = "") -> TokenFiles:
     """Extract the `tokenizers` object, special tokens and template of a `transformers` tokenizer.
 
     Raises:

@@ -21,12 +21,12 @@ from beamwright.errors import InputError, error_line
 from beamwright.models.hf_config import read_eos_ids
 from beamwright.models.template import (
     CLOCK,
+    argument_names,
     check_template,
-    is_held,
-    names_read,
+    parse_tool_arguments,
     render,
+    shows_text,
     template_writer,
-    with_objects,
 )
 from beamwright.models.thinking import ThoughtMarks, template_switch
 from beamwright.models.token_files import check_tokenizer, is_panic, read_token_files
@@ -133,7 +133,7 @@ class TextCodec:
     @cached_property
     def reads_time(self) -> bool:
         """True if the chat template reads the current time."""
-        return CLOCK in names_read(self.chat_template)
+        return CLOCK in argument_names(self.chat_template)
 
     @cached_property
     def _takes_parts(self) -> bool:
@@ -144,7 +144,7 @@ class TextCodec:
         said = {"role": "user", "content": PLACE}
         for turn, is_shown in ((said, True), (_in_parts(said), False)):
             with suppress(InputError):
-                if PLACE in self._rendered([turn], "", add_generation_prompt=True):
+                if PLACE in self._render_messages([turn], "", add_generation_prompt=True):
                     return not is_shown
         return False
 
@@ -159,7 +159,7 @@ class TextCodec:
 
     def thinking_args(self, thinking: str | int) -> dict[str, Any]:
         """Return the template arguments for a value of `--thinking`, except those in the codec."""
-        names = names_read(self.chat_template) - self.template_args.keys()
+        names = argument_names(self.chat_template) - self.template_args.keys()
         return {} if thinking == "auto" else template_switch(names, thinking)
 
     def render(
@@ -190,11 +190,11 @@ class TextCodec:
     @cached_property
     def takes_tools(self) -> bool:
         """True if the chat template shows the tools that a model may call."""
-        return "tools" in names_read(self.chat_template)
+        return "tools" in argument_names(self.chat_template)
 
     def unread_args(self, template_args: Mapping[str, Any]) -> list[str]:
         """Return the names in `template_args` that the chat template does not read."""
-        return sorted(template_args.keys() - names_read(self.chat_template))
+        return sorted(template_args.keys() - argument_names(self.chat_template))
 
     def conversation(
         self,
@@ -228,11 +228,11 @@ class TextCodec:
         try:
             text = self.chat(turns, add_generation_prompt=True, given=given)
         except InputError:
-            if turns == (changed := with_objects(turns)):
+            if turns == (changed := parse_tool_arguments(turns)):
                 raise
             text = self.chat(changed, add_generation_prompt=True, given=given)
         asked = [str(turn["content"]) for turn in messages if turn["role"] == "user"]
-        if asked and not is_held(asked[-1], text):
+        if asked and not shows_text(asked[-1], text):
             raise InputError(f"{_LEFT_OUT} the problem: {_ANOTHER}")
         return text
 
@@ -265,7 +265,7 @@ class TextCodec:
         messages = [users[0], reply, users[1]]
         said = self.chat(messages, add_generation_prompt=True, given=template_args)
         _, place, after = said.rpartition(PLACE)
-        if not (place and is_held(text, after)):
+        if not (place and shows_text(text, after)):
             left = "the last user turn" if place else "the assistant's turns"
             raise InputError(f"{_LEFT_OUT} {left}: {_ANOTHER}")
         return self.encode(after)
@@ -290,9 +290,11 @@ class TextCodec:
             raise InputError(f"{name or 'the model'} has no chat template")
         turns = [*map(_in_parts, messages)] if self._takes_parts else messages
         added = {"add_generation_prompt": add_generation_prompt, **self.template_args, **given}
-        return self._rendered(turns, f"{name}: " if name else "", **added)
+        return self._render_messages(turns, f"{name}: " if name else "", **added)
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], where: str, **given: Any) -> str:
+    def _render_messages(
+        self, messages: Sequence[Mapping[str, Any]], where: str, **given: Any
+    ) -> str:
         turns = [{key: v for key, v in turn.items() if v is not None} for turn in messages]
         return render(partial(self._write, turns, **given), where)
 
@@ -344,7 +346,7 @@ class TextCodec:
         marks = self.thoughts
         return self.decode(token_ids if marks is None else marks.shown(token_ids))
 
-    def reply_grown(self, text: str, token_ids: Sequence[int]) -> str | None:
+    def extend_reply(self, text: str, token_ids: Sequence[int]) -> str | None:
         """Extend a reply's text by more tokens, for streaming. Return the whole text so far.
 
         None: all of the reply's tokens must be decoded again. Only byte-level decoders of models

@@ -25,9 +25,9 @@ from beamwright.kv.segments import Path, Segment, state_before, visible_path
 from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
-from beamwright.models.load import no_more_memory
-from beamwright.models.packed import CapturedPasses, Packed, Replay, Writing
-from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, remember
+from beamwright.models.load import convert_memory_errors
+from beamwright.models.packed import CapturedPasses, Packed, Replay, WritingView
+from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, record_source
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import CHUNK_TOKENS
@@ -146,12 +146,12 @@ class TreeModel:
             CapacityError: if the KV budget cannot hold the new segments.
             DeviceMemoryError: if the device has too little working memory for a single request.
         """
-        found: list[list[Tensor]] = [[] for _ in requests]
+        hidden_states: list[list[Tensor]] = [[] for _ in requests]
 
         def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
             half, hidden = len(batch) // 2, None
             try:
-                with no_more_memory(f"{len(chunks[0])} tokens cannot be prefilled"):
+                with convert_memory_errors(f"{len(chunks[0])} tokens cannot be prefilled"):
                     hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
             except DeviceMemoryError:  # retry with half the batch; no KV was committed
                 self.release()
@@ -162,8 +162,8 @@ class TreeModel:
                 forward(batch[half:], chunks[half:], offset)
                 return
             for i, chunk, states in zip(batch, chunks, hidden, strict=True):
-                remember(requests[i], chunk)
-                found[i].append(states)
+                record_source(requests[i], chunk)
+                hidden_states[i].append(states)
 
         try:
             prefill_in_batches(
@@ -177,7 +177,7 @@ class TreeModel:
             for request in requests:  # free blocks reserved for tokens that were not computed
                 self.store.trim(request.segment)
             raise
-        return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
+        return [torch.cat(states) if len(states) > 1 else states[0] for states in hidden_states]
 
     def capture(self, replay: Replay) -> None:
         """Run small prefill passes as CUDA graphs from now on, if the backend stores KV itself."""
@@ -233,7 +233,7 @@ class TreeModel:
             write = store.writer(segments, lengths)
             states = None if store.pool.states is None else self._states_of(requests, lengths)
             attended = self.backend.prefill_view(store, packed.paths, lengths)
-            writing = Writing(attended, len(packed.token_ids), write, self._places, states)
+            writing = WritingView(attended, len(packed.token_ids), write, self._places, states)
             hidden = packed.hidden(self.decoder, writing)
             if states is not None:
                 states.commit()

@@ -24,9 +24,9 @@ from beamwright.models.streaming import (
     FewStreamedLinear,
     Many,
     StreamedLinear,
+    count_parts,
     fills_gpu,
     gated_product,
-    parts_of,
     pieces,
     product,
 )
@@ -62,8 +62,8 @@ class Streaming:
         if isinstance(linear, JoinedLinear):
             return JoinedLinear([self(part) for part in linear.parts])
         if isinstance(linear, GroupedLinear):
-            return self._in_codes(linear)
-        if type(linear) is not Linear or type(weight) is not Tensor or not _streams(weight):
+            return self._convert_codes(linear)
+        if type(linear) is not Linear or type(weight) is not Tensor or not _is_supported(weight):
             return linear
         key = weight.shape, weight.dtype, weight.device, bias is None
         if key not in self._known:
@@ -73,7 +73,7 @@ class Streaming:
                 self._known[key] = Linear
         return self._known[key](weight, bias)
 
-    def _in_codes(self, linear: GroupedLinear) -> Linear:
+    def _convert_codes(self, linear: GroupedLinear) -> Linear:
         """Convert a quantised projection, so that the kernel reads its codes.
 
         It stays unchanged if the kernel does not support its format or gives wrong results.
@@ -91,7 +91,7 @@ class Streaming:
         return CodedLinear(codes, linear.bias, many) if is_right else linear
 
 
-def _streams(weight: Tensor) -> bool:
+def _is_supported(weight: Tensor) -> bool:
     """Return whether the kernel supports a plain weight.
 
     It needs 16 bits per number, contiguous rows, a multiple of 16 outputs, and a multiple of `UNIT`
@@ -103,11 +103,11 @@ def _streams(weight: Tensor) -> bool:
 
 
 def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear]:
-    if not _is_right(weight, weight, bias):
+    if not _is_correct(weight, weight, bias):
         return Linear
     if always:
         return StreamedLinear
-    x, like = cancelling(weight)
+    x, like = draw_cancelling(weight)
     whole = F.linear(x, like, bias)
     if not is_invariant(lambda rows: F.linear(rows, like, bias), x, whole, _ROWS):
         return StreamedLinear
@@ -118,7 +118,7 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
     return Linear
 
 
-def _is_right(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool:
+def _is_correct(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether the kernels agree with the library up to rounding, for every tile size.
 
     kept: what the kernels read: `weight` itself, or the codes of which it is dequantised.
@@ -153,13 +153,13 @@ def _try_codes(
     off = (weight[rows] - linear.values(rows)).abs().amax()
     if not bool(off <= _ROUNDED * weight[rows].abs().amax()):
         return False, None
-    if not _is_right(codes, weight, linear.bias):
+    if not _is_correct(codes, weight, linear.bias):
         return False, None
     del weight
-    parts = parts_of(*linear.size)
+    parts = count_parts(*linear.size)
     sizes = {last - first for first, last in pieces(*linear.size)}
     ways: tuple[Many, ...] = (_by_kernel,) if always else (_by_library, _by_kernel)
-    drawn = [(*_cancelling_codes(linear, size, dtype), linear.bias) for size in sizes]
+    drawn = [(*_draw_cancelling_codes(linear, size, dtype), linear.bias) for size in sizes]
     agree = (way for way in ways if all(_agrees(way, *each, parts) for each in drawn))
     return True, next(agree, None)
 
@@ -185,10 +185,10 @@ def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int)
     )
 
 
-def _cancelling_codes(
+def _draw_cancelling_codes(
     linear: GroupedLinear, outputs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Codes]:
-    """Draw rows and a quantised weight whose products cancel, as `cancelling` does.
+    """Draw rows and a quantised weight whose products cancel, as `draw_cancelling` does.
 
     outputs: number of the weight's outputs. Columns and format are those of `linear`.
     """
@@ -214,7 +214,7 @@ def is_invariant(
     return all(torch.equal(work(x[:count]), whole[:count]) for count in counts if count <= len(x))
 
 
-def cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
+def draw_cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows, and a weight of the same size as `weight`, whose products are 0 up to rounding.
 
     So the results are rounding errors, and any other order of summation changes their bits. If the

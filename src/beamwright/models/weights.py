@@ -24,7 +24,7 @@ from beamwright.models.formats.known import check_fit
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.grouped import check_size, joined
 from beamwright.models.linear import head_linear, quantise_linear
-from beamwright.models.native import is_taken
+from beamwright.models.native import can_multiply
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
@@ -35,7 +35,7 @@ _LARGE_TABLE_BYTES = 1 << 26
 _CHECKED_VALUES = 1 << 22  # values checked at a time, because a sum in float32 copies its input
 
 
-def as_read(linear: Linear) -> Linear:
+def keep_unchanged(linear: Linear) -> Linear:
     """Return the projection unchanged."""
     return linear
 
@@ -55,7 +55,7 @@ class Placing:
     dtype: torch.dtype
     device: str
     storage: Storage = Storage.PLAIN
-    pack: Convert = as_read
+    pack: Convert = keep_unchanged
     head: bool = True
     tile_rows: int | None = None
     has_others: bool = False
@@ -220,7 +220,7 @@ def random_weights(
     device: str,
     seed: int,
     storage: Storage = Storage.PLAIN,
-    pack: Convert = as_read,
+    pack: Convert = keep_unchanged,
 ) -> DecoderWeights:
     """Draw weights from N(0, 0.02), for benchmarks in which only sizes matter.
 
@@ -242,10 +242,10 @@ def random_weights(
 
 def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeights:
     called, hidden = FAMILIES[shape.architecture].tensors, shape.hidden
-    embedding, lm_head = _ends(shape, reader, head)
+    embedding, lm_head = _load_embedding_and_head(shape, reader, head)
 
     def layer(number: int) -> Layer:
-        give_back()
+        trim_heap()
         return _layer(shape, called, reader, f"layers.{number}.")
 
     weights = DecoderWeights(
@@ -260,13 +260,15 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
     return weights
 
 
-def _ends(shape: ModelShape, reader: _Reader, head: _Reader) -> tuple[Tensor | StoredRows, Linear]:
+def _load_embedding_and_head(
+    shape: ModelShape, reader: _Reader, head: _Reader
+) -> tuple[Tensor | StoredRows, Linear]:
     """Load the embedding and the LM head. The head has no outputs if the shape has no LM head."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:
         of_head = (reader, "embed_tokens") if shape.tied else (head, "lm_head")
         kept, rows = of_head[0].kept(of_head[1], *size), reader.stored_rows(name)
-        if kept is not None and is_taken(kept) and rows is not None:
+        if kept is not None and can_multiply(kept) and rows is not None:
             return rows, reader.placing.pack(kept)
     table = reader.need(name, *size)
     if not shape.has_lm_head:
@@ -303,7 +305,7 @@ def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> 
     return layer
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed host memory to the system; glibc keeps freed blocks that lie between used ones.
 
     Loaders call this between layers.

@@ -38,12 +38,12 @@ from beamwright.models.load import (
     LoadedModel,
     cap_memory,
     check_device,
+    convert_memory_errors,
     free_bytes,
     load_model,
-    no_more_memory,
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
-from beamwright.models.weights import give_back
+from beamwright.models.weights import trim_heap
 from beamwright.plan.costs import Roofline, Storage
 from beamwright.protocols import (
     Direction,
@@ -136,7 +136,7 @@ class Machinery:
             # time.
             decoders = [([each.decoder for each in of], of[0].tested) for of in alike.values()]
             self.exact = all([set_least_rows(*group) for group in decoders])
-        give_back()
+        trim_heap()
 
     # --- loading -----------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Machinery:
         model = self.settings.model
         settled.check_layers(self.settings)
         self.progress.doing(f"loading the generator {model.model}")
-        with no_more_memory(f"--model {model.model} cannot be loaded", _SMALLER):
+        with convert_memory_errors(f"--model {model.model} cannot be loaded", _SMALLER):
             rendered = model.chat_template, model.template_args
             self.reader = loaded = load_model(model.model, model, "generator", *rendered)
         decoder = loaded.decoder
@@ -217,7 +217,7 @@ class Machinery:
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
-        with no_more_memory(f"--verifier {model.scorer} cannot be loaded", _SMALLER):
+        with convert_memory_errors(f"--verifier {model.scorer} cannot be loaded", _SMALLER):
             return resolve_verifier(model, generator)
 
     def _attention(self, decoder: Decoder) -> AttentionBackend:

@@ -107,7 +107,7 @@ class ModelBytes:
     @property
     def captured(self) -> int:
         """Estimated bytes that captured graphs of forward passes hold, also between passes."""
-        return CAPTURED_TOKENS * self.shape.reading_width * self.element_bytes
+        return CAPTURED_TOKENS * self.shape.prefill_width * self.element_bytes
 
     @property
     def _group_bytes(self) -> list[int]:
@@ -144,7 +144,7 @@ class ModelBytes:
         # the prefill of a round's steps, and their hidden states for the score head
         if self.scores:
             tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)
-            reading = tokens * shape.reading_width * self.element_bytes
+            reading = tokens * shape.prefill_width * self.element_bytes
             prefill = max(prefill, reading, shape.head_bytes(self.element_bytes))
             scratch += 2 * tokens * shape.hidden * self.element_bytes
         return max(decode, prefill) + scratch

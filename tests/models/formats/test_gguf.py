@@ -16,7 +16,7 @@ from beamwright.io import read_yaml
 from beamwright.library import library
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.formats.described import gguf_remarks
-from beamwright.models.formats.gguf import PARTS
+from beamwright.models.formats.gguf import UNPACK_BLOCKS
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
 from beamwright.models.formats.known import GGUF, GGUF_FILE
 from beamwright.models.formats.plain import StoredRows
@@ -30,7 +30,7 @@ from engines import logprobs, projections
 from models.test_linear import tensors_in
 
 WIDE = {**fakes.SMALL, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
-OURS = [BLOCKS[kind][0] for kind in PARTS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
+OURS = [BLOCKS[kind][0] for kind in UNPACK_BLOCKS if BLOCKS[kind][0] not in ("Q5_0", "Q5_1")]
 needs_library = pytest.mark.skipif(library() is None, reason="built without a C compiler")
 
 
@@ -70,7 +70,7 @@ def test_codes_and_scales_are_what_transformers_makes_of_the_blocks(name):
     kind = gguf_files.KINDS[name]
     blocks = gguf_files.draw_blocks(kind, 64 * 256)
     expected = dequantize(blocks.flatten(), kind).view(64, 256)
-    parts = PARTS[kind](blocks)
+    parts = UNPACK_BLOCKS[kind](blocks)
     assert (parts.bits, BLOCKS[kind][1] // parts.scale.shape[1]) == KEPT[kind]
     assert torch.equal(parts.values().view(64, 256), expected)
     kept = parts.of_rows(64).linear().values(slice(None))
@@ -90,10 +90,10 @@ def test_five_bits_are_as_ggml_defines_them(name):
     head = 2 if name == "Q5_0" else 4
     scale, low = (float(blocks[0, at : at + 2].view(torch.float16)) for at in (0, head - 2))
     upper = int.from_bytes(bytes(row[head : head + 4]), "little")
-    for at, code in enumerate(PARTS[kind](blocks).codes[0].tolist()):
+    for at, code in enumerate(UNPACK_BLOCKS[kind](blocks).codes[0].tolist()):
         nibble = row[head + 4 + at % 16] >> (4 if at >= 16 else 0) & 15
         assert code == nibble | (upper >> at & 1) << 4
-    parts = PARTS[kind](blocks)
+    parts = UNPACK_BLOCKS[kind](blocks)
     found = [float(parts.scale), float(parts.low)]
     assert found == [scale, -16 * scale if name == "Q5_0" else low]
 

@@ -136,7 +136,7 @@ def weight_files(folder: Path) -> tuple[dict[str, Path], list[Path]]:
     return where, sorted(set(where.values()))
 
 
-def adapter_of(folder: Path) -> str | None:
+def adapter_advice(folder: Path) -> str | None:
     """Return advice for an error message if a folder holds only a LoRA adapter; None otherwise."""
     file = folder / "adapter_config.json"
     if not file.is_file():
@@ -177,5 +177,5 @@ def _unindexed_files(folder: Path) -> list[Path]:
                 f"model {folder}: {names} are neither {_USUAL[0]} nor a complete set of shards; "
                 f"download {_USUAL[1]} or the missing shards"
             )
-    why = adapter_of(folder) or "no *.safetensors or pytorch_model*.bin weights"
+    why = adapter_advice(folder) or "no *.safetensors or pytorch_model*.bin weights"
     raise InputError(f"model {folder}: {why}")

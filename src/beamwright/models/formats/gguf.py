@@ -66,7 +66,7 @@ class BlockLinear(Linear):
         rows, tables = max(1, _PIECE_BYTES // self.weight.shape[1]), list[GroupedLinear]()
         for piece in self.weight.split(rows):
             blocks = piece.reshape(-1, BLOCKS[self.kind][2])
-            tables.append(PARTS[self.kind](blocks).of_rows(len(piece)).linear())
+            tables.append(UNPACK_BLOCKS[self.kind](blocks).of_rows(len(piece)).linear())
         table = torch.cat([each.weight for each in tables])
         whole = GroupedLinear(tables[0].bits, table, self.columns)
         return whole.placed(self.size, self._device, self.what)
@@ -89,18 +89,18 @@ class GgufWeights:
             if not known:
                 shapes[name] = place.shape
             for ours in known:
-                shapes[ours] = (self._find(ours) or (place,))[0].shape
+                shapes[ours] = (self._locate(ours) or (place,))[0].shape
         return shapes
 
     def tensor(self, name: str) -> Tensor | None:
         """Return a copy of a tensor, in float32 if it is quantised; None if it does not exist."""
-        if (located := self._find(name)) is None:
+        if (located := self._locate(name)) is None:
             return None
         place, order = located
         dtype = _PLAIN.get(place.kind, torch.float32)
         whole, at = torch.empty(prod(place.shape), dtype=dtype), 0
         for piece in _pieces(place):
-            values = _values(piece, place.kind)
+            values = _dequantise(piece, place.kind)
             whole[at : at + values.numel()] = values.flatten()
             at += values.numel()
         whole = whole.view(place.shape)
@@ -113,27 +113,27 @@ class GgufWeights:
 
         None if rows must be reordered, or if only `transformers` can dequantise the type.
         """
-        place, order = self._find(name) or (None, None)
-        if place is None or order is not None or place.kind not in _PLAIN | PARTS:
+        place, order = self._locate(name) or (None, None)
+        if place is None or order is not None or place.kind not in _PLAIN | UNPACK_BLOCKS:
             return None
         kind, columns = place.kind, place.shape[-1]
         _, values, size = BLOCKS[kind]
 
-        def turn(read: Tensor) -> Tensor:
-            return _values(read.view(-1, size), kind).view(-1, columns).to(dtype)
+        def convert(read: Tensor) -> Tensor:
+            return _dequantise(read.view(-1, size), kind).view(-1, columns).to(dtype)
 
-        return StoredRows(place.file, place.start, columns // values * size, turn)
+        return StoredRows(place.file, place.start, columns // values * size, convert)
 
     def linear(self, name: str) -> BlockLinear | None:
         """Return a projection in the file's blocks; None for types without a linear scale."""
-        located = self._find(f"{name}.weight")
-        if located is None or located[0].kind not in PARTS or len(located[0].shape) != 2:
+        located = self._locate(f"{name}.weight")
+        if located is None or located[0].kind not in UNPACK_BLOCKS or len(located[0].shape) != 2:
             return None
         place, order = located
-        rows = _mapped(place).view(place.shape[0], -1)
+        rows = _map_bytes(place).view(place.shape[0], -1)
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
-    def _find(self, name: str) -> tuple[Place, Tensor | None] | None:
+    def _locate(self, name: str) -> tuple[Place, Tensor | None] | None:
         """Locate a tensor by its Hugging Face name; None if the file does not have it.
 
         Return its place in the file, and the order in which Hugging Face has its rows, or None if
@@ -158,7 +158,7 @@ class GgufWeights:
         return place, order
 
 
-def _mapped(place: Place) -> Tensor:
+def _map_bytes(place: Place) -> Tensor:
     """Map a tensor's bytes into memory until the result, uint8 [bytes], is freed.
 
     Writing to the result does not change the file.
@@ -184,11 +184,11 @@ def _pieces(place: Place) -> Iterator[Tensor]:
             yield torch.frombuffer(piece, dtype=torch.uint8).view(-1, BLOCKS[place.kind][2])
 
 
-def _values(blocks: Tensor, kind: int) -> Tensor:
+def _dequantise(blocks: Tensor, kind: int) -> Tensor:
     if kind in _PLAIN:
         return blocks.view(_PLAIN[kind])
-    if kind in PARTS:
-        return PARTS[kind](blocks).values()
+    if kind in UNPACK_BLOCKS:
+        return UNPACK_BLOCKS[kind](blocks).values()
     try:
         from transformers.integrations.gguf.dequant import dequantize  # noqa: PLC0415 - slow
     except ImportError as error:
@@ -201,17 +201,17 @@ def _values(blocks: Tensor, kind: int) -> Tensor:
 # --- blocks -------------------------------------------------------------------------------------
 
 
-def _half(blocks: Tensor, first: int) -> Tensor:
+def _float16_at(blocks: Tensor, first: int) -> Tensor:
     return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor, run: int) -> Tensor:
+def _unpack_nibbles(packed: Tensor, run: int) -> Tensor:
     """Unpack 4-bit codes: for each run of `run` bytes all low nibbles, then all high nibbles."""
     runs = packed.unflatten(1, (-1, run))
     return torch.cat([runs & 15, runs >> 4], dim=-1).flatten(1)
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
+def _unpack_fifth_bits(packed: Tensor) -> Tensor:
     """Unpack the fifth bits of 32 codes from 4 bytes, and shift them to their place in a code."""
     return (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
 
@@ -224,30 +224,37 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, third = blocks[:, 4:16].split(4, dim=1)
     scale = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
     low = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
-    return scale * _half(blocks, 0), -(low * _half(blocks, 2))
+    return scale * _float16_at(blocks, 0), -(low * _float16_at(blocks, 2))
 
 
 def _q5_k(blocks: Tensor) -> Groups:
     bits = blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    return Groups(8, _nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks))
+    return Groups(8, _unpack_nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks))
 
 
 def _q6_k(blocks: Tensor) -> Groups:
     upper = blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
-    codes = _nibbles(blocks[:, :128], 64) | upper.to(torch.uint8).flatten(1) << 4
-    return Groups.around(32, 8, codes, blocks[:, 192:208].view(torch.int8) * _half(blocks, 208))
+    codes = _unpack_nibbles(blocks[:, :128], 64) | upper.to(torch.uint8).flatten(1) << 4
+    return Groups.around(
+        32, 8, codes, blocks[:, 192:208].view(torch.int8) * _float16_at(blocks, 208)
+    )
 
 
 # For each GGUF type number, a function that unpacks blocks [count, bytes] to codes and scales.
-PARTS: dict[int, Callable[[Tensor], Groups]] = {
-    2: lambda b: Groups.around(8, 4, _nibbles(b[:, 2:], 16), _half(b, 0)),
-    3: lambda b: Groups(4, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2)),
-    6: lambda b: Groups.around(16, 8, _nibbles(b[:, 6:], 16) | _fifth_bits(b[:, 2:6]), _half(b, 0)),
-    7: lambda b: Groups(
-        8, _nibbles(b[:, 8:], 16) | _fifth_bits(b[:, 4:8]), _half(b, 0), _half(b, 2)
+UNPACK_BLOCKS: dict[int, Callable[[Tensor], Groups]] = {
+    2: lambda b: Groups.around(8, 4, _unpack_nibbles(b[:, 2:], 16), _float16_at(b, 0)),
+    3: lambda b: Groups(4, _unpack_nibbles(b[:, 4:], 16), _float16_at(b, 0), _float16_at(b, 2)),
+    6: lambda b: Groups.around(
+        16, 8, _unpack_nibbles(b[:, 6:], 16) | _unpack_fifth_bits(b[:, 2:6]), _float16_at(b, 0)
     ),
-    8: lambda b: Groups.around(128, 8, b[:, 2:] ^ 128, _half(b, 0)),
-    12: lambda b: Groups(4, _nibbles(b[:, 16:], 32), *_k_scales(b)),
+    7: lambda b: Groups(
+        8,
+        _unpack_nibbles(b[:, 8:], 16) | _unpack_fifth_bits(b[:, 4:8]),
+        _float16_at(b, 0),
+        _float16_at(b, 2),
+    ),
+    8: lambda b: Groups.around(128, 8, b[:, 2:] ^ 128, _float16_at(b, 0)),
+    12: lambda b: Groups(4, _unpack_nibbles(b[:, 16:], 32), *_k_scales(b)),
     13: _q5_k,
     14: _q6_k,
 }

@@ -41,7 +41,7 @@ class KeyTable:
         """
         remarks = []
         for key in keys:
-            if is_among(key, self.used) or is_among(key, self.harmless):
+            if matches_any(key, self.used) or matches_any(key, self.harmless):
                 continue
             advice = [text for pattern, text in self.refused.items() if fnmatchcase(key, pattern)]
             if advice or self.rest == "refuse":
@@ -51,7 +51,7 @@ class KeyTable:
         return tuple(remarks)
 
 
-def is_among(key: str, patterns: Iterable[str]) -> bool:
+def matches_any(key: str, patterns: Iterable[str]) -> bool:
     """Return whether `key` matches one of the shell patterns."""
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
@@ -122,7 +122,7 @@ def check_fit(
         InputError: if a tensor is left over, missing or of another size, with advice.
     """
     spared = (*_TENSORS.harmless, *spare)
-    left = [name for name in stored if name not in needed and not is_among(name, spared)]
+    left = [name for name in stored if name not in needed and not matches_any(name, spared)]
     missing = [name for name in needed if name not in stored]
     strange = f"does not belong to a {kind} with this config"
     faults = [

@@ -39,13 +39,13 @@ class StoredRows:
     keeps nothing. Rows that are read often stay in the system's file cache.
 
     start: position of the first row in the file, in bytes. row_bytes: bytes of a row.
-    turn: converts bytes [rows, row_bytes] to values [rows, columns].
+    convert: converts bytes [rows, row_bytes] to values [rows, columns].
     """
 
     def __init__(
-        self, file: Path, start: int, row_bytes: int, turn: Callable[[Tensor], Tensor]
+        self, file: Path, start: int, row_bytes: int, convert: Callable[[Tensor], Tensor]
     ) -> None:
-        self._where, self._turn = (file, start, row_bytes), turn
+        self._where, self._convert = (file, start, row_bytes), convert
         self._handle = os.open(file, os.O_RDONLY)  # the same file, even if it is replaced
         finalize(self, os.close, self._handle)
 
@@ -60,7 +60,7 @@ class StoredRows:
         read = bytearray().join([os.pread(self._handle, size, place) for place in places])
         if len(read) != size * len(places):
             raise InputError(f"model file {file}: the file is truncated")
-        return self._turn(torch.frombuffer(read, dtype=torch.uint8).view(-1, size))
+        return self._convert(torch.frombuffer(read, dtype=torch.uint8).view(-1, size))
 
 
 class PlainFiles:

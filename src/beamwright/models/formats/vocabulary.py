@@ -22,7 +22,7 @@ _CONTROL = 3
 _USER_DEFINED = 4
 _IN_TEXT = (2, _CONTROL, _USER_DEFINED)  # types that are split off a text before it is tokenized
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # SentencePiece's ids, if the file has none
+_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # SentencePiece's ids, if the file has none
 _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
@@ -61,11 +61,11 @@ def read_vocabulary(file: Path) -> TokenFiles:
     """
     metadata, where = read_header(shards(file)[0], texts=True).metadata, f"model {file}: {_AT}"
     model, pre = metadata.get(f"{_AT}model"), metadata.get(f"{_AT}pre")
-    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(_list(metadata, "tokens", str))]
+    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(_read_list(metadata, "tokens", str))]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    kinds = _list(metadata, "token_type", int) or [_NORMAL] * len(tokens)
-    scores = _list(metadata, "scores", float, int)
-    pairs = [merge.partition(" ")[::2] for merge in _list(metadata, "merges", str)]
+    kinds = _read_list(metadata, "token_type", int) or [_NORMAL] * len(tokens)
+    scores = _read_list(metadata, "scores", float, int)
+    pairs = [merge.partition(" ")[::2] for merge in _read_list(metadata, "merges", str)]
     cuts, table = split_patterns(pre or "default"), read_toml_beside(__file__)
     ends_anywhere = frozenset(table["ends"])
     merged = chain.from_iterable((*pair, "".join(pair)) for pair in pairs)
@@ -79,7 +79,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
             f"{where}merges has unknown tokens",
         ),
     )
-    ids = (_OF_PIECES if model == "llama" else {}) | {
+    ids = (_SENTENCEPIECE_IDS if model == "llama" else {}) | {
         role: id
         for role in {*_ROLES, *_ENDING}
         if type(id := metadata.get(f"{_AT}{role}_token_id")) is int and 0 <= id < len(tokens)
@@ -96,10 +96,10 @@ def read_vocabulary(file: Path) -> TokenFiles:
     if model == "llama":
         blank = metadata.get(f"{_AT}add_space_prefix", True)
         normal = [text if kind == _NORMAL else "" for text, kind in zip(tokens, kinds, strict=True)]
-        merges = _pairs(normal, scores, vocabulary)
-        tokenizer = _pieces(vocabulary, merges, special["unk_token"], blank)
+        merges = _list_merges(normal, scores, vocabulary)
+        tokenizer = _sentencepiece_tokenizer(vocabulary, merges, special["unk_token"], blank)
     else:
-        tokenizer = _byte_level(vocabulary, pairs, *cuts, is_whole=pre in table["whole"])
+        tokenizer = _byte_level_tokenizer(vocabulary, pairs, *cuts, is_whole=pre in table["whole"])
     tokenizer.add_tokens([
         AddedToken(text, normalized=False, special=kind != _USER_DEFINED or id in ends)
         for id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
@@ -121,13 +121,13 @@ def read_vocabulary(file: Path) -> TokenFiles:
     )
 
 
-def _list(metadata: dict[str, Any], name: str, *kinds: type) -> list[Any]:
+def _read_list(metadata: dict[str, Any], name: str, *kinds: type) -> list[Any]:
     """Return a list in the tokenizer's metadata; [] if it is missing or not of these types."""
     values = metadata.get(f"{_AT}{name}")
     return values if isinstance(values, list) and {*map(type, values)} <= {*kinds} else []
 
 
-def _byte_level(
+def _byte_level_tokenizer(
     vocabulary: dict[str, int], merges: list[Any], cuts: list[str], *, is_whole: bool
 ) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=is_whole))
@@ -139,7 +139,7 @@ def _byte_level(
     return tokenizer
 
 
-def _pairs(
+def _list_merges(
     normal: list[str], scores: list[float], tokens: Mapping[str, int]
 ) -> list[tuple[str, str]]:
     """Return the merges of a SentencePiece vocabulary, those with the best scores first.
@@ -155,7 +155,7 @@ def _pairs(
     ]
 
 
-def _pieces(
+def _sentencepiece_tokenizer(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], unknown: str, blank: bool
 ) -> Tokenizer:
     """Build a SentencePiece tokenizer.
