@@ -81,7 +81,7 @@ def test_rows_do_not_depend_on_the_batch(write, kind):
     [("attention", "dense"), ("schedule", "layerwise"), ("sparse", "asyncspade")],
 )
 def test_what_knows_no_states_is_refused(write, option, value):
-    with pytest.raises(InputError, match=f"--{option}.*: --model .* has recurrent layers"):
+    with pytest.raises(InputError, match=f"--{option}.* --model .*, which has recurrent layers"):
         Solver(model=str(write("lfm2")), verifier="none", **{option: value})
 
 
