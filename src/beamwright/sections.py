@@ -33,6 +33,7 @@ Speculation = Literal["off", "exact", "truncate", "auto"]
 # How a path's score follows from the scores of its steps, and how the answer is chosen.
 Reduction = Literal["last", "min", "prod", "mean"]
 AnswerChoice = Literal["best", "majority", "weighted"]
+FinalChoice = Literal[AnswerChoice, "synthesis"]
 
 Weights = Literal["auto", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -258,8 +259,12 @@ class SearchSettings(OpenSection):
         ge=1,
         metavar="N",
     )
-    choose: AnswerChoice | None = option(
-        None, "How the answer is chosen (default: the strategy's)."
+    choose: FinalChoice | None = option(
+        None, "How the answer is chosen, or that it is written anew (default: the strategy's)."
+    )
+    synthesis_size: int = option(8, "Candidates that --choose synthesis reads.", ge=1)
+    synthesis_prompt: str | None = option(
+        None, "Prompt of --choose synthesis, with {problem} and {solutions}.", metavar="TEXT"
     )
     answers: str = option(
         "math",

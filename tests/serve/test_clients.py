@@ -66,6 +66,16 @@ def test_openai_chats(client):
     until(lambda: httpx.get(health).json()["searches"] == 0)
 
 
+def test_a_written_answer_is_streamed_as_it_is_returned(client):
+    """No text of a candidate is sent before the model has written its answer."""
+    asked = {"model": "bundled:heavy", "messages": MESSAGES, "seed": 7}
+    create = partial(client.chat.completions.create, **asked, max_tokens=60)
+    whole = create().choices[0].message.content
+    with create(stream=True) as stream:
+        sent = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert sent == whole
+
+
 def test_openai_completions_and_responses(client):
     done = client.completions.create(model="bundled:plain", prompt=f"{EGGS}\n\n", logprobs=1)
     known = done.choices[0].logprobs

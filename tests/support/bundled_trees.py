@@ -17,8 +17,13 @@ _TABLE = beside(__file__)
 STRATEGIES, SCHEDULES = _TABLE["strategies"], _TABLE["schedules"]
 GREEDY = _TABLE["greedy"]
 
-MORE_MEMORY = {("locality", "revise"): "1300KiB", ("layerwise", "revise"): "1600KiB"}
-"""Its paths are longer."""
+MORE_MEMORY = {
+    ("locality", "revise"): "1300KiB",
+    ("layerwise", "revise"): "1600KiB",
+    ("locality", "aggregate"): "2500KiB",
+    ("layerwise", "aggregate"): "2500KiB",
+}
+"""Their paths are longer."""
 
 SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
 """Of these, steps are decoded ahead here; others have nothing to decode ahead, or draw what lives

@@ -18,7 +18,7 @@ def value_of(info):
     if get_origin(info.annotation) is Literal:
         return next(choice for choice in kinds if choice != info.default)
     if str in kinds:
-        return "Say it again."
+        return "Say it again: {solutions}"
     if bool in kinds:
         return not info.default
     limits = {type(each): each for each in info.metadata}
@@ -45,6 +45,8 @@ def real_options(name, reply_tokens=10, **changes):
         options |= {"chat_template": CHAT, "max_tokens": reply_tokens, "max_rounds": 20}
         if "critique_prompt" in row.options:
             options["critique_prompt"] = "be"
+        if "aggregate_prompt" in row.options:
+            options |= {"aggregate_prompt": "{solutions}", "aggregate_rounds": 1}
     return {**changes, **options}
 
 

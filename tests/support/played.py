@@ -35,10 +35,13 @@ def write_round(tree, scores, ended=()):
 
 def obey(tree, actions):
     """Apply actions as the loop does; nothing is judged twice. Returns the reason of a Finish."""
-    judged, reason = set(), None
+    judged, reason, prompts = set(), None, []
     for action in actions:
         if isinstance(action, Finish):
             tree.done, reason = True, action.reason
+            continue
+        if isinstance(action, Ask) and action.turn.alone:
+            prompts.append((action.turn, tuple(action.turn.text.encode())))
             continue
         assert action.node not in judged
         judged.add(action.node)
@@ -54,6 +57,7 @@ def obey(tree, actions):
         elif isinstance(action, Ask):
             tree.keep(action.node)
             tree.expand(tree.ask(action.node, action.turn, (5, 5)), 1)
+    tree.ask_alone(prompts)
     return reason
 
 

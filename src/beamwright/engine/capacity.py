@@ -213,7 +213,7 @@ class Capacity:
             above: int | None = None
             begun = state_of(beam)
             own = begun.segment.length if begun is not None else 0
-            for node in beam.path():
+            for node in beam.context():
                 state = state_of(node)
                 stored = state.segment.length if state is not None else 0
                 # A parked beam has stored whole blocks of its step, and reads them like a segment.
@@ -271,5 +271,5 @@ def _first_uncomputed(leaf: Node) -> int:
 
     Prompts, ends of replies, and turns get KV when the first row below them is admitted.
     """
-    owing = list(takewhile(lambda node: not has_all_kv(node), reversed(leaf.path())))
+    owing = list(takewhile(lambda node: not has_all_kv(node), reversed(leaf.context())))
     return owing[-1].start if owing else leaf.end

@@ -97,7 +97,7 @@ def complete_paths(
 def _make_request(node: Node, tokens: Sequence[int]) -> PrefillRequest:
     """Return a request to prefill these tokens of a node, after those that have KV."""
     segment = node.handles[OWNER].segment
-    return PrefillRequest(path_to(node.parent), segment, tokens, node.start + segment.length)
+    return PrefillRequest(path_to(node.above), segment, tokens, node.start + segment.length)
 
 
 def _request_missing(node: Node, cache: CacheManager) -> PrefillRequest:
@@ -124,7 +124,7 @@ def _nodes_without_kv(parents: Iterable[Node]) -> list[list[Node]]:
     """Return `parents` and ancestors that lack KV, as one list per level, ancestors first."""
     levels: dict[int, dict[Node, None]] = {}
     for parent in parents:
-        chain = list(takewhile(lambda node: not has_all_kv(node), reversed(parent.path())))
+        chain = list(takewhile(lambda node: not has_all_kv(node), reversed(parent.context())))
         for level, node in enumerate(reversed(chain)):
             levels.setdefault(level, {})[node] = None
     return [list(level) for level in levels.values()]
@@ -137,7 +137,7 @@ def has_broken_ancestor(beam: Node) -> bool:
     """
     return any(
         state.hidden is None and state.segment.length == len(node.token_ids)
-        for node in beam.path()[:-1]
+        for node in beam.context()[:-1]
         if (state := state_of(node)) is not None
     )
 

@@ -62,7 +62,7 @@ def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Actio
         if not isinstance(action, _ACTIONS):
             kinds = ", ".join(kind.__name__ for kind in _ACTIONS)
             raise PolicyError(f"{name}: {_describe(action)} is not an action ({kinds})")
-        if not isinstance(action, Finish):
+        if not isinstance(action, Finish) and not _begins_prompt(action):
             problem = "decides twice about" if action.node in judged else _why_not(action, tree)
             if problem:
                 raise PolicyError(f"{name}: {problem} {_describe(action.node)}")
@@ -164,6 +164,13 @@ def store_answers(way: Answers, nodes: Iterable[Node]) -> None:
         if not isinstance(answer, str | None) or not isinstance(vote, str | None):
             raise PolicyError(f"{name}: {_describe(answer)} and {_describe(vote)} must be texts")
         node.answer, node.vote = answer, vote
+
+
+def _begins_prompt(action: Extend | Ask | Prune | Complete) -> bool:
+    """Return True for a prompt of its own, asked of a tree's root any number of times a round."""
+    node: Any = action.node
+    alone = isinstance(action, Ask) and action.turn.alone
+    return alone and isinstance(node, Node) and node.parent is None
 
 
 def _why_not(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:

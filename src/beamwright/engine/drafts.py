@@ -117,7 +117,7 @@ class _TreeText:
         unknown, node = list[Node](), row.node.parent
         while node is not None and self._ends.get(node.lineage, (-1,))[0] != len(node.token_ids):
             unknown.append(node)
-            node = node.parent
+            node = node.above
         end = () if node is None else self._ends[node.lineage][1]
         for each in reversed(unknown):
             end = self._index_node(each.lineage, each.token_ids, end)

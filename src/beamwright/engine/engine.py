@@ -197,8 +197,7 @@ class Engine:
         with self._fails_alone(run):
             with self._accounting.phase("schedule"):
                 actions = run.decide()
-            for action in actions:
-                run.apply(action)
+            run.apply(actions)
         if run.error is not None:
             return
         if self._writer.speculation == "truncate":

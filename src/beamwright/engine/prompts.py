@@ -161,16 +161,25 @@ class Prompts:
             self._turn_ids(turn, {})
 
     def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
-        """Render a user turn after an ended reply; None if it does not fit the context."""
-        ids = self._turn_ids(turn, self._args.get(node.root, {}))
-        if ids and node.token_ids and ids[0] == node.token_ids[-1]:
+        """Render a user turn after an ended reply; None if it does not fit the context.
+
+        A turn that stands alone is rendered like a problem.
+        """
+        ids = self._turn_ids(turn, self._args.get(node.root, {}), raw=node.root.raw)
+        if ids and not turn.alone and node.token_ids and ids[0] == node.token_ids[-1]:
             ids = ids[1:]  # the reply already ends with this token
-        fits = node.end + len(ids) < self._context
+        fits = (0 if turn.alone else node.end) + len(ids) < self._context
         return tuple(ids) if fits and ids else None
 
-    def _turn_ids(self, turn: Turn, template_args: Mapping[str, Any]) -> list[int]:
+    def _turn_ids(
+        self, turn: Turn, template_args: Mapping[str, Any], *, raw: bool = False
+    ) -> list[int]:
         if self._codec is None:
             raise InputError(f"--model {self._settings.model} has no tokenizer for questions")
+        if turn.alone:
+            return self._rendered(
+                self._codec, RawPrompt(turn.text) if raw else turn.text, template_args
+            )[0]
         self._check_size(self._codec, turn.text, "the question of the search")
         return self._codec.render_turn(turn.text, template_args)
 

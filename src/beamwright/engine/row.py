@@ -114,7 +114,7 @@ def path_to(node: Node | None) -> Path:
     state = state_of(node)
     if state is not None and state.path is not None:
         return state.path
-    path = path_to(node.parent)
+    path = path_to(node.above)
     if state is not None and state.segment.length:
         path = (*path, PathPart(state.segment, state.segment.length))
     if state is not None and state.hidden is not None:  # node and ancestors will not change

@@ -294,7 +294,22 @@ class TreeRun:
         self.stopped = why
         return actions if why is None else rule.make_ending(tree, why, actions)
 
-    def apply(self, action: Action) -> None:
+    def apply(self, actions: Sequence[Action]) -> None:
+        """Apply actions to the tree, prompts of their own last, because they may share nodes.
+
+        A prompt that does not fit the model's context is replaced by the problem's prompt.
+        """
+        prompts = list[tuple[Turn, tuple[int, ...]]]()
+        for action in actions:
+            if not isinstance(action, Ask) or not action.turn.alone:
+                self._apply(action)
+            elif (token_ids := self.render_turn(action.node, action.turn)) is not None:
+                prompts.append((action.turn, token_ids))
+            else:
+                self.tree.expand(action.node, 1)
+        self.tree.ask_alone(prompts)
+
+    def _apply(self, action: Action) -> None:
         """Apply one action to the tree."""
         tree = self.tree
         match action:

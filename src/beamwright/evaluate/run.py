@@ -138,7 +138,7 @@ def verdicts(
     name = search.get("answers", "math")
     if gold is None or name == "math":
         return checker.judge(gold, [solution["answer"], *votes], read_options(problem))
-    right = make_answers(name, search).key(gold, {})
+    right = make_answers(name, search, problem).key(gold, {})
     return {None: False, **{each: vote == right for each, vote in votes.items() if each}}
 
 

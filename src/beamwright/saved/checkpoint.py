@@ -15,7 +15,7 @@ import os.path
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -219,7 +219,7 @@ def _node_to_json(node: Node, finished_s: float | None) -> dict[str, Any]:
         "stop": str(node.stop),
         "shared_text": shared,
         "text": node.text[shared:],
-        "turn": None if node.turn is None else (node.turn.text, node.turn.answers),
+        "turn": None if node.turn is None else astuple(node.turn),
         "finished_s": finished_s,
     }
 
@@ -268,6 +268,7 @@ _Spent = Annotated[int, Strict(), Field(gt=-(1 << 53), lt=1 << 53)]
 _Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Strict()]
 _Tokens = tuple[_Count, ...]
+_Flag = Annotated[bool, Strict()]
 _Text = InstanceOf[str]  # may contain lone surrogates, unlike pydantic's str
 
 
@@ -288,7 +289,7 @@ class _SavedNode:
     usage: dict[str, _Spent]
     round: _Count
     greedy: Annotated[bool, Strict()]
-    turn: tuple[_Text, Annotated[bool, Strict()]] | None
+    turn: tuple[_Text, _Flag] | tuple[_Text, _Flag, _Flag, _Flag] | None
     finished_s: _Seconds | None
     top: tuple[tuple[tuple[_Count, _Number], ...], ...]
     notes: dict[str, _Text]

@@ -72,7 +72,7 @@ def with_strategy_and_verifier(settings: Settings, *, own_scores: bool = False) 
     if not own_scores and model.verifier == "none" and not model.is_random:
         choose, instead = search.choose or row.choose, "--search majority"
         need = f"--search {search.search} needs scores" if row.needs_scores else None
-        if need is None and choose != "majority" and search.n > 1:
+        if need is None and choose in ("best", "weighted") and search.n > 1:
             need = f"--search {search.search} needs scores to choose its answer (--choose {choose})"
             instead = "--choose majority"
         if need is not None:

@@ -142,7 +142,7 @@ def doubts_about_votes(
     chosen: the vote of the chosen candidate.
     """
     how = settings.search.choose or strategy_row(settings.search).choose
-    if how == "best" or chosen is None or len(votes) < 2 or votes.count(chosen) != 1:
+    if how in ("best", "synthesis") or chosen is None or len(votes) < 2 or votes.count(chosen) != 1:
         return []
     return [
         f"the vote was won with one vote: {len(votes) - votes.count(None)} of {len(votes)} "
@@ -165,5 +165,6 @@ def _reads_scores(settings: Settings) -> bool:
     if settings.model.is_random:
         return False
     row = strategy_row(settings.search)
-    chosen = (settings.search.choose or row.choose) != "majority" and settings.search.n > 1
+    chosen = (settings.search.choose or row.choose) in ("best", "weighted")
+    chosen = chosen and settings.search.n > 1
     return row.needs_scores or chosen or settings.model.scorer != "none"

@@ -71,8 +71,8 @@ class SequentialRevision(IndependentPaths):
 
 
 def has_turn(leaf: Node) -> bool:
-    """Return True if the path of `leaf` has a user turn, and so a complete answer before it."""
-    return any(node.turn is not None for node in leaf.path())
+    """Return True if a user turn follows a reply on the path of `leaf`: a complete answer."""
+    return any(node.turn is not None and not node.turn.alone for node in leaf.path())
 
 
 def best_answer_node(leaf: Node) -> Node:
@@ -82,5 +82,5 @@ def best_answer_node(leaf: Node) -> Node:
     """
     if not has_turn(leaf):
         return leaf
-    answers = [node for node in leaf.path() if node.complete and node.answers]
+    answers = [node for node in leaf.context() if node.complete and node.answers]
     return min(reversed(answers), key=lambda node: rank_key(node)[0])

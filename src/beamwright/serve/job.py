@@ -5,6 +5,7 @@ options and the thinking budget from a request's fields.
 
 The model name selects the search. `NAME` is the server's own recipe, `NAME:beam` and so on are the
 strategies, and `NAME:plain` is a single sample. Chat UIs use `plain` to generate titles and tags.
+`NAME:heavy` is the recipe with an answer that the model writes from the candidates.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ class RequestReader:
 
     def models(self) -> list[str]:
         """Return all model names that a request may use, that of the recipe first."""
-        return [self.name, f"{self.name}:plain", *(f"{self.name}:{row}" for row in STRATEGIES)]
+        return [self.name, *(f"{self.name}:{row}" for row in ("plain", "heavy", *STRATEGIES))]
 
     def options(self, model: str, effort: str | None = None) -> dict[str, Any]:
         """Return the search options that a model name and an effort stand for.
@@ -270,6 +271,8 @@ class RequestReader:
         if method == "plain" or effort in ("none", "minimal"):
             return dict(_PLAIN)
         options: dict[str, Any] = {"search": method} if method else {}
+        if method == "heavy":
+            options = {"choose": "synthesis"}
         if effort is not None and effort in _EFFORTS:
             n, width = _EFFORTS[effort]
             options |= {"n": min(n, self.limits.n // width * width) or n, "width": width}
@@ -325,6 +328,7 @@ class RequestReader:
         row = STRATEGIES.get(method or DEFAULT_SEARCH)
         # Log-probabilities and tool calls are known at the end only, so no text is sent before it.
         whole = top_logprobs is not None or (isinstance(problem, Conversation) and problem.tools)
+        whole = whole or options.get("choose", self.search.choose) == "synthesis"
         streams = row is not None and row.commits and not whole
         return SearchJob(fields.model, problem, options, about, choices, stops, streams, param)
 

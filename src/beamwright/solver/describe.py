@@ -22,6 +22,7 @@ from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
 from beamwright.search.revise import best_answer_node, has_turn
 from beamwright.search.rounds import ranked
+from beamwright.search.synthesis import is_synthesis
 from beamwright.solver import solution as result
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.request import Mark, Request
@@ -128,11 +129,17 @@ class Meter:
                 nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:
             raise PolicyError(f"strategy {search.search} ended the search without a candidate")
+        written = [node for node in tree.finished() if is_synthesis(node)]
+        nodes = [*(node for node in nodes if node not in written), *written]
         store_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))
         ended = [(each.vote, each.score, each.stop in COMPLETE_STOPS) for each in candidates]
         votes, scores, complete = map(list, zip(*ended, strict=True))
-        place = choose(votes, scores, complete, search.choose or "best")
+        if written and complete[-1]:
+            place = len(nodes) - 1
+        else:
+            how = "majority" if search.choose == "synthesis" else search.choose
+            place = choose(votes, scores, complete, how or "best")
         chosen = candidates[place]
         new = {name: counted - before[name] for name, counted in now.items()}
         recomputed = any(counted.recomputed_tokens for counted in new.values())
@@ -318,7 +325,8 @@ class Meter:
             return (*lines, *last)
         scores = [candidate.score for candidate in candidates]
         lines = lines or doubts.doubts_about_trust(scores, settings)
-        if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt has no answer
+        is_open = settings.search.choose == "synthesis"  # the text itself may be the answer
+        if chosen.answer is None and tree.root.problem_text and not is_open:
             answers = [candidate.answer for candidate in candidates]
             stops = [candidate.stop for candidate in candidates]
             late = (run.stopped or tree.reason_fewer) if run.ended_by_time else None

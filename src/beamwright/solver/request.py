@@ -29,6 +29,7 @@ from beamwright.schedule import ScheduleRow, schedule_row
 from beamwright.schedule.declare import GROUPING_OPTIONS
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
+from beamwright.search.synthesis import Synthesis
 from beamwright.sections import Reduction, SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
 from beamwright.sparse.rule import method_of
@@ -89,8 +90,10 @@ class UserParts:
     def strategy_for(self, search: SearchSettings) -> Strategy:
         """Return the user's strategy with these settings, or the strategy that they name."""
         if isinstance(self.strategy, SearchPolicy):
-            return type(self.strategy)(**{**dict(self.strategy), "search": search})
-        return self.strategy or make_strategy(search)
+            strategy: Strategy = type(self.strategy)(**{**dict(self.strategy), "search": search})
+        else:
+            strategy = self.strategy or make_strategy(search)
+        return Synthesis(strategy, search) if search.choose == "synthesis" else strategy
 
 
 @dataclass(frozen=True)

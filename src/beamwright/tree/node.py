@@ -61,10 +61,14 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """A user message that a strategy adds after a reply, such as a request for a critique."""
+    """A user message that a strategy adds: after a reply, or as a prompt of its own."""
 
     text: str
     answers: bool  # True: the next reply answers the problem; False: it comments on an answer
+    # True: the message is a prompt of its own. Its replies read neither the problem's prompt nor
+    # any other reply.
+    alone: bool = False
+    final: bool = False  # True: the reply is the answer of the search (`--choose synthesis`)
 
 
 @dataclass(eq=False)
@@ -76,7 +80,7 @@ class Node:
 
     lineage: Lineage
     parent: Node | None  # None for the root
-    start: int  # position of the first token in the path; the prompt's tokens count
+    start: int  # position of the first token in the context; the prompt's tokens count
     state: NodeState = NodeState.OPEN
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -126,6 +130,27 @@ class Node:
         above = self.parent
         self.root = self if above is None else above.root
         self._replied_node = None if above is None else above.replies_to
+
+    @property
+    def above(self) -> Node | None:
+        """The node whose tokens come directly before this node's tokens.
+
+        None for the root and for a turn that begins a prompt of its own.
+        """
+        alone = self.turn is not None and self.turn.alone
+        return None if alone and self.parent is self.root else self.parent
+
+    def context(self) -> list[Node]:
+        """Return the nodes whose tokens this node reads, from its prompt to the node itself.
+
+        This is the path from the root, or from the turn that began a prompt of its own.
+        """
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.above
+        return nodes[::-1]
 
     @property
     def end(self) -> int:
@@ -236,8 +261,8 @@ class Node:
         return turn is None or turn.answers
 
     def path_token_ids(self) -> list[int]:
-        """Return all token ids of the path, from the prompt's first to this step's last."""
-        return [token for node in self.path() for token in node.token_ids]
+        """Return all token ids of the context, from the prompt's first to this step's last."""
+        return [token for node in self.context() for token in node.token_ids]
 
     @property
     def num_path_tokens(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from beamwright.tree.node import (
 
 T = TypeVar("T")
 _lineage = attrgetter("lineage")
+_LEAST_SHARED = 32  # tokens that prompts must have in common to share a node
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
 
@@ -96,11 +98,40 @@ class SearchTree:
 
         Args:
             node: a kept node with an ended reply.
+                The root for a turn that begins a prompt of its own (`Turn.alone`).
             token_ids: all tokens between the end of that reply and the start of the next reply.
         """
         (added,) = self.expand(node, 1)
         added.state, added.turn, added.token_ids, added.text = NodeState.KEPT, turn, token_ids, ""
+        added.start = 0 if added.above is None else node.end
         return added
+
+    def ask_alone(self, prompts: Sequence[tuple[Turn, tuple[int, ...]]]) -> None:
+        """Add prompts of their own below the root, and open one reply to each.
+
+        Prompts that begin with the same tokens share the nodes of these tokens, and thus their KV.
+        Equal prompts are one node with several replies.
+
+        Args:
+            prompts: each prompt's turn and its token ids.
+        """
+        self._ask_group(self.root, list(prompts))
+
+    def _ask_group(self, parent: Node, prompts: Sequence[tuple[Turn, tuple[int, ...]]]) -> None:
+        """Add the rest of prompts whose earlier tokens are those of `parent`."""
+        groups: dict[tuple[int, ...], list[tuple[Turn, tuple[int, ...]]]] = {}
+        for turn, ids in prompts:
+            groups.setdefault(ids[:_LEAST_SHARED], []).append((turn, ids))
+        for group in groups.values():
+            together = enumerate(zip(*(ids for _, ids in group), strict=False))
+            least = min(len(ids) for _, ids in group)
+            shared = next((place for place, tokens in together if len({*tokens}) > 1), least)
+            whole = [turn for turn, ids in group if len(ids) == shared]
+            turn = whole[0] if whole else replace(group[0][0], text="")
+            node = self.ask(parent, turn, group[0][1][:shared])
+            if whole:
+                self.expand(node, len(whole))
+            self._ask_group(node, [(t, ids[shared:]) for t, ids in group if len(ids) > shared])
 
     def commit(
         self,
@@ -250,7 +281,7 @@ class SearchTree:
             node = leaf
             while node is not None and first - node.end + 1 < window:
                 seen.add(node)
-                node = node.parent
+                node = node.above
         return sorted(self.held - seen, key=_lineage, reverse=True)
 
     def _live(self) -> list[Node]:
@@ -329,7 +360,7 @@ def repeated_tokens(tree: SearchTree) -> int:
     for _, nodes in sorted(rounds.items()):
         seen = set[int]()
         for node in nodes:
-            own, end = list[int](), ends[node.parent]
+            own, end = list[int](), ends[node.above]
             for token in node.token_ids:
                 own.append(end := hash((end, token)))
             ends[node] = end

@@ -1,0 +1,1 @@
+"""What search buys: accuracy of each method at equal tokens and at equal seconds."""
