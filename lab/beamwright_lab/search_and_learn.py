@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
 
-from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prune
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import duplicates, even_shares, give_children
 from beamwright.tree import Node, SearchTree
@@ -87,16 +87,16 @@ class SearchAndLearnBeam(SearchPolicy):
             return [Extend(tree.root, settings.n)]
         beams = in_list_order(tree.candidates())
         ended = [node for node in beams if node.ended]
-        actions: list[Action] = [*map(Complete, ended)]
+        actions: list[Action] = [*map(FinishPath, ended)]
         active = [node for node in beams if not node.ended]
         if settings.filter_duplicates:
             dropped = duplicates(active)
             actions += map(Prune, dropped)
             active = [node for node in active if node not in dropped]
         if not active:
-            return [*actions, Finish()]
+            return [*actions, EndSearch()]
         if tree.rounds >= settings.max_rounds:
-            return [*actions, Finish(f"{len(active)} paths reached --max-rounds")]
+            return [*actions, EndSearch(f"{len(active)} paths reached --max-rounds")]
         survivors = top_indices([node.score for node in active], self.num_survivors)
         kept = [node for place, node in enumerate(active) if place in survivors]
         actions += [Prune(node) for place, node in enumerate(active) if place not in survivors]

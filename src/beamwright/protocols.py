@@ -239,14 +239,14 @@ class Prune:
 
 
 @dataclass(frozen=True)
-class Complete:
+class FinishPath:
     """Action: make `node` a final candidate, because its path has ended."""
 
     node: Node
 
 
 @dataclass(frozen=True)
-class Finish:
+class EndSearch:
     """Action: end the search.
 
     reason: why the search has fewer final candidates than requested, or None.
@@ -255,7 +255,10 @@ class Finish:
     reason: str | None = None
 
 
-Action = Extend | Ask | Prune | Complete | Finish
+Action = Extend | Ask | Prune | FinishPath | EndSearch
+# Old names of two actions, for plugins written for 0.2. The next release removes them.
+Complete = FinishPath
+Finish = EndSearch
 
 
 class Strategy(Protocol):

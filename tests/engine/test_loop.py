@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.errors import PolicyError
-from beamwright.protocols import Complete, Extend, Finish, Plan, Prune
+from beamwright.protocols import EndSearch, Extend, FinishPath, Plan, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason, tree_hash
@@ -103,19 +103,22 @@ def ended_path(tree):
 @pytest.mark.parametrize(
     ("then", "words"),
     [
-        (lambda tree: [], "neither extends a path nor finishes the search, so 2 candidates"),
-        (lambda tree: [Prune(node) for node in both(tree)], "neither extends a path nor finishes"),
+        (lambda tree: [], "neither extends a path nor ends the search, so 2 candidates"),
+        (lambda tree: [Prune(node) for node in both(tree)], "neither extends a path nor ends"),
         (lambda tree: None, "select returned None, not a list of actions"),
         (lambda tree: "extend", "select returned 'extend'"),
         (
             lambda tree: ["extend"],
-            "'extend' is not an action (Extend, Ask, Prune, Complete, Finish)",
+            "'extend' is not an action (Extend, Ask, Prune, FinishPath, EndSearch)",
         ),
         (lambda tree: [Extend(both(tree)[0], 1)] * 2, "decides twice about path 0.0"),
         (lambda tree: [Extend(both(tree)[0], 0)], "gives 0 children to path 0.0"),
         (lambda tree: [Extend(both(tree)[0], 1.5)], "gives 1.5 children to path 0.0"),
-        (lambda tree: [Prune(tree.root), Finish()], "prunes a node that is not decoded: path 0"),
-        (lambda tree: [Complete(tree.root), Finish()], "completes a node that is kept: path 0"),
+        (lambda tree: [Prune(tree.root), EndSearch()], "prunes a node that is not decoded: path 0"),
+        (
+            lambda tree: [FinishPath(tree.root), EndSearch()],
+            "finishes a node that is kept: path 0",
+        ),
         (
             lambda tree: [Extend(new_tree().root, 1)],
             "acts on a value that is not a node of this tree",
@@ -151,6 +154,6 @@ class StrangeSchedule:
     ],
 )
 def test_a_strange_schedule_is_named(plan, words):
-    line = complaint(Strange(lambda tree: [Finish()]), StrangeSchedule(plan))
+    line = complaint(Strange(lambda tree: [EndSearch()]), StrangeSchedule(plan))
     assert line.startswith("schedule strange: ")
     assert words in line

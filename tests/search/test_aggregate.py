@@ -4,7 +4,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError
-from beamwright.protocols import Ask, Complete, Extend, Finish
+from beamwright.protocols import Ask, EndSearch, Extend, FinishPath
 from beamwright.search import make_strategy
 from beamwright.search.aggregate import last_generation
 from beamwright.search.synthesis import Synthesis, is_synthesis
@@ -39,7 +39,7 @@ def test_each_new_answer_is_asked_from_some_answers_of_the_last_generation():
     obey(tree, actions_of(strategy, tree))
     reply_to_all(tree, ["red", "green", "blue"])
     actions = actions_of(strategy, tree)
-    assert sum(isinstance(action, Complete) for action in actions) == 3
+    assert sum(isinstance(action, FinishPath) for action in actions) == 3
     for turn in asked(actions):
         assert turn.alone
         assert turn.text.startswith("What is it?")
@@ -186,4 +186,4 @@ def test_synthesis_reads_the_best_scored_candidates():
     assert turn.text.index("red") < turn.text.index("blue"), "in the order of the tree"
     obey(tree, actions)
     reply_to_all(tree, ["violet"])
-    assert isinstance(actions_of(strategy, tree)[-1], Finish)
+    assert isinstance(actions_of(strategy, tree)[-1], EndSearch)

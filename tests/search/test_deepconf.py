@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.protocols import EndSearch, Extend, FinishPath, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState
@@ -24,7 +24,7 @@ def test_the_warm_up_runs_alone_and_is_never_given_up_on_the_way():
     assert actions_of(strategy, tree) == [Extend(tree.root, 3)]
     obey(tree, actions_of(strategy, tree))
     one, two, three = write_round(tree, [9.0, 1.0, 5.0], ended=[2])
-    assert actions_of(strategy, tree) == [Complete(three), Extend(one, 1), Extend(two, 1)]
+    assert actions_of(strategy, tree) == [FinishPath(three), Extend(one, 1), Extend(two, 1)]
 
 
 def test_the_bar_is_a_percentile_of_the_warm_up_and_holds_for_it_too():
@@ -32,12 +32,12 @@ def test_the_bar_is_a_percentile_of_the_warm_up_and_holds_for_it_too():
     tree, nodes = warmed(strategy, [5.0, 1.0, 3.0, 2.0, 4.0])
     actions = actions_of(strategy, tree)
     assert [a.node for a in actions if isinstance(a, Prune)] == [nodes[1], nodes[3]]
-    assert [a.node for a in actions if isinstance(a, Complete)] == [nodes[0], nodes[2], nodes[4]]
+    assert [a.node for a in actions if isinstance(a, FinishPath)] == [nodes[0], nodes[2], nodes[4]]
     assert actions[-1] == Extend(tree.root, 4)
     obey(tree, actions)
     # The median is 3; equal is not below, and a path without a score is not either.
     a, b, c, d = write_round(tree, [3.0, 2.9, None, 3.0 - 1e-9], ended=[3])
-    assert actions_of(strategy, tree) == [Prune(b), Complete(d), Extend(a, 1), Extend(c, 1)]
+    assert actions_of(strategy, tree) == [Prune(b), FinishPath(d), Extend(a, 1), Extend(c, 1)]
 
 
 def test_a_warm_up_path_that_finished_early_can_lose_its_place():
@@ -47,8 +47,8 @@ def test_a_warm_up_path_that_finished_early_can_lose_its_place():
     obey(tree, actions_of(strategy, tree))
     assert early.state is NodeState.FINISHED
     (late,) = write_round(tree, [6.0], ended=[0])
-    reason = "1 of 2 paths fell below the warm-up's 5.5 or reached --max-rounds"
-    assert actions_of(strategy, tree) == [Prune(early), Complete(late), Finish(reason)]
+    reason = "1 of 2 paths fell below the warm-up's bar of 5.5 or reached --max-rounds"
+    assert actions_of(strategy, tree) == [Prune(early), FinishPath(late), EndSearch(reason)]
     obey(tree, actions_of(strategy, tree))
     assert tree.finished() == [late]
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from beamwright.protocols import Complete, Extend
+from beamwright.protocols import Extend, FinishPath
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
@@ -149,7 +149,7 @@ def test_the_nodes_are_never_exceeded_and_all_of_them_are_used(nodes):
             assert reason is None
         else:
             assert (
-                reason == f"{missing} of 8 paths were unfinished when --nodes {nodes} were written"
+                reason == f"{missing} of 8 paths were unfinished when --nodes {nodes} was reached"
             )
             assert sum(node.parent is not None for node in tree.nodes()) == nodes
 
@@ -157,7 +157,7 @@ def test_the_nodes_are_never_exceeded_and_all_of_them_are_used(nodes):
 def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
     tree, nodes = first_round([0.1, 0.9, 0.2, 0.8], ended=[1])
     actions = actions_of(mcts(n=4, width=4), tree)
-    assert actions == [Complete(nodes[1]), Extend(nodes[3], 4)]
+    assert actions == [FinishPath(nodes[1]), Extend(nodes[3], 4)]
     obey(tree, actions)
     assert [node.state for node in (nodes[0], nodes[2])] == [NodeState.CANDIDATE] * 2
     tree.release_dead()

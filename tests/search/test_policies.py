@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.protocols import EndSearch, Extend, FinishPath, Prune
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from played import actions_of, first_round, obey, write_round
@@ -24,9 +24,9 @@ def in_words(actions, nodes):
                 said.append(f"{nodes.index(node)}x{children}{' greedy' * action.greedy}")
             case Prune(node):
                 said.append(f"-{nodes.index(node)}")
-            case Complete(node):
+            case FinishPath(node):
                 said.append(f"+{nodes.index(node)}")
-            case Finish(reason):
+            case EndSearch(reason):
                 said.append(reason or "over")
     return ", ".join(said)
 

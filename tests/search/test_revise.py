@@ -1,4 +1,4 @@
-from beamwright.protocols import Ask, Complete, Extend, Finish
+from beamwright.protocols import Ask, EndSearch, Extend, FinishPath
 from beamwright.search import make_strategy
 from beamwright.search.revise import CRITIQUE, best_answer_node
 from beamwright.sections import SearchSettings
@@ -38,7 +38,7 @@ def test_a_draft_is_criticised_and_written_again():
     assert actions_of(strategy, tree) == [Ask(critique, strategy.turns[1])]
     new = replied(tree, strategy, ("c", EOS, 0.2))
     assert (new.text, new.answers, new.reply()) == ("c", True, [new])
-    assert actions_of(strategy, tree) == [Complete(new), Finish()]
+    assert actions_of(strategy, tree) == [FinishPath(new), EndSearch()]
 
 
 def test_the_best_scored_answer_of_a_path_stands_and_the_last_without_scores():
@@ -66,7 +66,7 @@ def test_a_critique_is_no_answer_and_neither_is_half_a_revision():
 def test_a_reply_that_a_limit_cut_off_is_not_asked_about():
     tree, strategy = new_tree(), revise()
     draft = replied(tree, strategy, ("draft", StopReason.PATH_LIMIT, 0.1))
-    assert actions_of(strategy, tree) == [Complete(draft), Finish()]
+    assert actions_of(strategy, tree) == [FinishPath(draft), EndSearch()]
 
 
 def test_a_leaf_that_was_never_asked_is_its_own_answer():

@@ -5,7 +5,7 @@ import pytest
 from beamwright import Solver
 from beamwright.engine.decisions import StopRule, check_stops, lead_confidence
 from beamwright.errors import InputError
-from beamwright.protocols import Complete, Extend, Finish
+from beamwright.protocols import EndSearch, Extend, FinishPath
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import StopReason
@@ -37,7 +37,7 @@ def test_a_wave_begins_when_the_one_before_has_ended():
     ended(tree, "ab")
     first, second = tree.root.children
     actions = actions_of(strategy, tree)
-    assert actions == [Complete(first), Complete(second), Extend(tree.root, 2)]
+    assert actions == [FinishPath(first), FinishPath(second), Extend(tree.root, 2)]
     tree.finish(first), tree.finish(second)
     ended(tree, "ab")
     assert actions_of(strategy, tree)[-1] == Extend(tree.root, 1)
@@ -47,7 +47,7 @@ def test_without_a_wave_all_begin_and_the_last_wave_ends_the_search():
     tree = new_tree()
     assert actions_of(make_strategy(votes(n=5)), tree) == [Extend(tree.root, 5)]
     ended(tree, "aabbb")
-    assert actions_of(make_strategy(votes(n=5, wave=2)), tree)[-1] == Finish()
+    assert actions_of(make_strategy(votes(n=5, wave=2)), tree)[-1] == EndSearch()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,10 @@ def test_the_search_stops_between_waves_alone():
 
 @pytest.mark.parametrize(
     ("search", "said"),
-    [(votes(n=8), "needs --wave"), (SearchSettings(choose="best"), "not with --choose best")],
+    [
+        (votes(n=8), "needs --wave"),
+        (SearchSettings(choose="best"), "needs --choose majority, not best"),
+    ],
 )
 def test_it_needs_waves_and_a_majority(search, said):
     with pytest.raises(InputError, match=said):

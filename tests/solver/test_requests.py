@@ -8,7 +8,7 @@ import pytest
 from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import CapacityError, InputError, PolicyError
-from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.protocols import EndSearch, Extend, FinishPath, Prune
 from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.saved.identity import identity_of
 from beamwright.search.beam import BeamSearch
@@ -163,7 +163,7 @@ class FirstOnly:
             return [Extend(tree.root, 2)]
         first = tree.candidates()[0]
         if first.ended or tree.rounds >= self.rounds:
-            return [Complete(first), Finish("enough")]
+            return [FinishPath(first), EndSearch("enough")]
         return [Extend(first, 2)]
 
 
@@ -220,7 +220,7 @@ class PrunesAll:
     def select(self, tree, rng):
         if tree.rounds == 0:
             return [Extend(tree.root, 2)]
-        return [*map(Prune, tree.candidates()), Finish("enough")]
+        return [*map(Prune, tree.candidates()), EndSearch("enough")]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from functools import partial
 from beamwright.engine.engine import Engine
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
-from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
+from beamwright.protocols import Ask, EndSearch, Extend, FinishPath, Prune
 from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search import round_rng
 from beamwright.sections import SearchSettings
@@ -34,10 +34,10 @@ def write_round(tree, scores, ended=()):
 
 
 def obey(tree, actions):
-    """Apply actions as the loop does; nothing is judged twice. Returns the reason of a Finish."""
+    """Apply actions as the loop does; nothing is judged twice. Returns the reason of EndSearch."""
     judged, reason, prompts = set(), None, []
     for action in actions:
-        if isinstance(action, Finish):
+        if isinstance(action, EndSearch):
             tree.done, reason = True, action.reason
             continue
         if isinstance(action, Ask) and action.turn.alone:
@@ -45,7 +45,7 @@ def obey(tree, actions):
             continue
         assert action.node not in judged
         judged.add(action.node)
-        if isinstance(action, Complete):
+        if isinstance(action, FinishPath):
             tree.finish(action.node)
         elif isinstance(action, Prune):
             tree.prune(action.node)

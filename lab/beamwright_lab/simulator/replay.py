@@ -14,9 +14,9 @@ from random import Random
 from beamwright.errors import InputError
 from beamwright.protocols import (
     Action,
-    Complete,
+    EndSearch,
     Extend,
-    Finish,
+    FinishPath,
     Foresees,
     Prospect,
     Prune,
@@ -200,7 +200,7 @@ class ReplayStrategy:
             elif tree.rounds:
                 actions += _final_actions(node, self._script.step(node).state)
         if not any(isinstance(action, Extend) for action in actions):
-            actions.append(Finish())
+            actions.append(EndSearch())
         return actions
 
 
@@ -208,7 +208,7 @@ def _final_actions(node: Node, state: NodeState) -> list[Action]:
     if state is NodeState.PRUNED:
         return [Prune(node)]
     if state is NodeState.FINISHED:
-        return [Complete(node)]
+        return [FinishPath(node)]
     return []  # the search ended before selecting this candidate
 
 

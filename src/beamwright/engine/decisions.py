@@ -19,9 +19,9 @@ from beamwright.protocols import (
     Action,
     Answers,
     Ask,
-    Complete,
+    EndSearch,
     Extend,
-    Finish,
+    FinishPath,
     Foresees,
     Plan,
     Prospect,
@@ -36,7 +36,7 @@ from beamwright.search.rounds import TIE, duplicates, ranked
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
 
-_ACTIONS = (Extend, Ask, Prune, Complete, Finish)
+_ACTIONS = (Extend, Ask, Prune, FinishPath, EndSearch)
 _SETTLED = "the vote was settled (--stop-votes)"
 
 # A user's stop function: returns why a tree with a scored round ends here; None to go on.
@@ -62,15 +62,15 @@ def select_actions(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Actio
         if not isinstance(action, _ACTIONS):
             kinds = ", ".join(kind.__name__ for kind in _ACTIONS)
             raise PolicyError(f"{name}: {_describe(action)} is not an action ({kinds})")
-        if not isinstance(action, Finish) and not _begins_prompt(action):
+        if not isinstance(action, EndSearch) and not _begins_prompt(action):
             problem = "decides twice about" if action.node in judged else _why_not(action, tree)
             if problem:
                 raise PolicyError(f"{name}: {problem} {_describe(action.node)}")
             judged.add(action.node)
-    if not any(isinstance(action, Extend | Ask | Finish) for action in actions):
+    if not any(isinstance(action, Extend | Ask | EndSearch) for action in actions):
         num_waiting = len(tree.candidates())
         raise PolicyError(
-            f"{name}: neither extends a path nor finishes the search, so {num_waiting} "
+            f"{name}: neither extends a path nor ends the search, so {num_waiting} "
             "candidates would wait forever"
         )
     return actions
@@ -166,14 +166,14 @@ def store_answers(way: Answers, nodes: Iterable[Node]) -> None:
         node.answer, node.vote = answer, vote
 
 
-def _begins_prompt(action: Extend | Ask | Prune | Complete) -> bool:
+def _begins_prompt(action: Extend | Ask | Prune | FinishPath) -> bool:
     """Return True for a prompt of its own, asked of a tree's root any number of times a round."""
     node: Any = action.node
     alone = isinstance(action, Ask) and action.turn.alone
     return alone and isinstance(node, Node) and node.parent is None
 
 
-def _why_not(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
+def _why_not(action: Extend | Ask | Prune | FinishPath, tree: SearchTree) -> str | None:
     """Return why an action is invalid, worded to stand before the node; None if it is valid."""
     node: Any = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
@@ -189,8 +189,8 @@ def _why_not(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str |
             why = f"extends a node that is {node.state}:"
         case Ask() if not (waits and node.ended):
             why = "asks about a node that is not an ended candidate:"
-        case Complete() if not waits:
-            why = f"completes a node that is {node.state}:"
+        case FinishPath() if not waits:
+            why = f"finishes a node that is {node.state}:"
         case Prune() if node.parent is None or node.state is NodeState.OPEN:
             why = "prunes a node that is not decoded:"
     return why
@@ -351,7 +351,7 @@ class StopRule:
         ]
         reason = f"{left} of {self._n} paths were unfinished when {why}" if left else None
         lost = [node for node in tree.finished() if node in out]
-        return [*map(Prune, [*lost, *dropped]), *map(Complete, ended), Finish(reason)]
+        return [*map(Prune, [*lost, *dropped]), *map(FinishPath, ended), EndSearch(reason)]
 
     def _pruned_alone(self, actions: Sequence[Action]) -> set[Node]:
         """Return the paths that `actions` prune, if the strategy judges each path alone; else none.

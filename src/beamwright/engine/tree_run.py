@@ -23,9 +23,9 @@ from beamwright.protocols import (
     Action,
     Answers,
     Ask,
-    Complete,
+    EndSearch,
     Extend,
-    Finish,
+    FinishPath,
     Prospect,
     Prune,
     RoundCallback,
@@ -285,7 +285,7 @@ class TreeRun:
         ]
         if not actions and whole:
             actions = select_actions(self.strategy, tree, self.rng(tree))
-        ends = not self.cut and any(isinstance(action, Finish) for action in actions)
+        ends = not self.cut and any(isinstance(action, EndSearch) for action in actions)
         if rule is None or ends or not tree.root.children:
             return actions
         why = rule.find_reason(tree, self._own_s + self.waited_s, actions, cut=self.cut)
@@ -328,9 +328,9 @@ class TreeRun:
                     tree.expand(tree.ask(node, turn, token_ids), 1)
             case Prune(node):
                 tree.prune(node)
-            case Complete(node):
+            case FinishPath(node):
                 tree.finish(node)
-            case Finish(reason):
+            case EndSearch(reason):
                 tree.done = True
                 tree.reason_fewer = reason
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Ask, Complete, Extend, Finish
+from beamwright.protocols import Action, Ask, EndSearch, Extend, FinishPath
 from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.best_of_n import IndependentPaths
@@ -74,14 +74,14 @@ class Aggregate(IndependentPaths):
         candidates = tree.candidates()
         most = self.search.max_rounds
         going = [n for n in candidates if not n.ended and len(n.reply()) < most]
-        actions: list[Action] = [Complete(node) for node in candidates if node not in going]
+        actions: list[Action] = [FinishPath(node) for node in candidates if node not in going]
         if going:
             return [*actions, *(Extend(node, 1) for node in going)]
         ended = [*tree.finished(), *(node for node in candidates if node.ended)]
         newest = max(map(_generation, ended))
         population = [node for node in ended if _generation(node) == newest]
         if len({_generation(node) for node in ended}) > self.aggregate_rounds:
-            return [*actions, Finish()]
+            return [*actions, EndSearch()]
         return [
             *actions,
             *(Ask(tree.root, self._prompt(population, rng)) for _ in range(self.search.n)),

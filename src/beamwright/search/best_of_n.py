@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from beamwright.protocols import Action, Complete, Extend, Finish, Prospect
+from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prospect
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import predict_certain
@@ -66,8 +66,11 @@ class BestOfN(IndependentPaths):
         candidates = tree.candidates()
         cut = [node for node in candidates if not node.ended and node.depth >= most <= node.level]
         going = [Extend(node, 1) for node in candidates if not node.ended and node not in cut]
-        actions: list[Action] = [Complete(node) for node in candidates if node.ended]
+        actions: list[Action] = [FinishPath(node) for node in candidates if node.ended]
         left = n - len(tree.root.children)
         if going or left:
             return [*actions, *(going or [Extend(tree.root, min(left, self.wave or left))])]
-        return [*actions, Finish(f"{len(cut)} of {n} paths reached --max-rounds" if cut else None)]
+        return [
+            *actions,
+            EndSearch(f"{len(cut)} of {n} paths reached --max-rounds" if cut else None),
+        ]

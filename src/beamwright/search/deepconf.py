@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prune
 from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.best_of_n import IndependentPaths
@@ -82,13 +82,13 @@ class OnlineDeepConf(IndependentPaths):
             if not node.ended and node.level < self.search.max_rounds and node not in dropped
         ]
         if going:
-            return [*map(Prune, dropped), *map(Complete, ended), *going]
+            return [*map(Prune, dropped), *map(FinishPath, ended), *going]
         # The warm-up is over. Its own paths below the bar are pruned as well and have no vote.
         if warming:
             bar = self._bar(tree)
             dropped = _nodes_below([*tree.finished(), *waiting], bar)
             ended = [node for node in ended if node not in dropped]
-        actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
+        actions: list[Action] = [*map(Prune, dropped), *map(FinishPath, ended)]
         if warming and self.num_first < self.search.n:
             return [*actions, Extend(tree.root, self.search.n - self.num_first)]
         ends = [_last_step(node) for node in tree.root.children]
@@ -96,7 +96,7 @@ class OnlineDeepConf(IndependentPaths):
         fewer, n = len(ends) - full + sum(end.ended for end in dropped), self.search.n
         below = f"fell below the warm-up's bar of {bar:.4g} or " if math.isfinite(bar) else ""
         reason = f"{fewer} of {n} paths {below}reached --max-rounds" if fewer else None
-        return [*actions, Finish(reason)]
+        return [*actions, EndSearch(reason)]
 
     def _bar(self, tree: SearchTree) -> float:
         """Return the bar: the score that the share `keep` of the warm-up paths reaches.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
+from beamwright.protocols import Action, Extend, FinishPath, Prospect, Prune
 from beamwright.search import strategy
 from beamwright.search.beam import BeamSearch
 from beamwright.search.prospects import best_first
@@ -41,7 +41,7 @@ class DiverseTrees(BeamSearch):
         this = open_round(tree, self.search, apart=width)
         if not this.going:
             return this.actions
-        ended = [action.node for action in this.actions if isinstance(action, Complete)]
+        ended = [action.node for action in this.actions if isinstance(action, FinishPath)]
         taken = Counter(subtree_of(node, width) for node in (*tree.finished(), *ended))
         actions = this.actions.copy()
         for number, nodes in sorted(self._subtrees(this.going).items()):

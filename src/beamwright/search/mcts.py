@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prune
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.rounds import ranked
@@ -74,10 +74,10 @@ class MonteCarloTreeSearch(SearchPolicy):
         ended = ranked(node for node in tree.candidates() if node.ended)
         waiting = [node for node in tree.candidates() if not node.ended]
         places = settings.n - len(tree.finished())
-        actions: list[Action] = [*map(Complete, ended[:places]), *map(Prune, ended[places:])]
+        actions: list[Action] = [*map(FinishPath, ended[:places]), *map(Prune, ended[places:])]
         places -= len(ended)
         if places <= 0:
-            return [*actions, *map(Prune, waiting), Finish()]
+            return [*actions, *map(Prune, waiting), EndSearch()]
         open_to = [node for node in waiting if node.level < settings.max_rounds]
         if extended := self._extended(tree, open_to):
             return [*actions, *extended]
@@ -85,7 +85,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         if open_to:
             written = f"--nodes {self.most_nodes} was reached"
             reason = f"{places} of {settings.n} paths were unfinished when {written}"
-        return [*actions, *map(Prune, ranked(waiting)[places:]), Finish(reason)]
+        return [*actions, *map(Prune, ranked(waiting)[places:]), EndSearch(reason)]
 
     def _extended(self, tree: SearchTree, open_to: Sequence[Node]) -> list[Extend]:
         """Return the actions that extend leaves in this round.

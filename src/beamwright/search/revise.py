@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
-from beamwright.protocols import Action, Ask, Complete, Extend, Finish
+from beamwright.protocols import Action, Ask, EndSearch, Extend, FinishPath
 from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.best_of_n import IndependentPaths
@@ -51,23 +51,26 @@ class SequentialRevision(IndependentPaths):
         if tree.rounds == 0:
             return [Extend(tree.root, self.search.n)]
         actions = [self._next_action(node) for node in tree.candidates()]
-        going = [action for action in actions if not isinstance(action, Complete)]
+        going = [action for action in actions if not isinstance(action, FinishPath)]
         if not going:
-            return [*actions, Finish()]
+            return [*actions, EndSearch()]
         if tree.rounds >= self.search.max_rounds:
             # Ended replies become final candidates, although some turns have not been asked.
-            ended = [Complete(node) for node in tree.candidates() if node.ended]
-            return [*ended, Finish(f"{len(going)} of {self.search.n} paths reached --max-rounds")]
+            ended = [FinishPath(node) for node in tree.candidates() if node.ended]
+            return [
+                *ended,
+                EndSearch(f"{len(going)} of {self.search.n} paths reached --max-rounds"),
+            ]
         return actions
 
     def _next_action(self, node: Node) -> Action:
-        """Return the action that continues the path of `node`: extend, ask or complete."""
+        """Return the action that continues the path of `node`: extend, ask or finish."""
         if not node.ended:
             return Extend(node, 1)
         num_asked = sum(each.turn is not None for each in node.path())
         if node.complete and num_asked < len(self.turns):
             return Ask(node, self.turns[num_asked])
-        return Complete(node)
+        return FinishPath(node)
 
 
 def has_turn(leaf: Node) -> bool:

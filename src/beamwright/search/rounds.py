@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prune
 from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree
 
@@ -34,8 +34,8 @@ def open_round(
 ) -> Round:
     """Decide the actions that are the same in most strategies, at the beginning of `select`.
 
-    The first round gives the root n children. A later round completes ended candidates, prunes
-    duplicates if `filter_duplicates` is set, and finishes the search if no place is left, if no
+    The first round gives the root n children. A later round finishes ended candidates, prunes
+    duplicates if `filter_duplicates` is set, and ends the search if no place is left, if no
     candidate can be extended, or at `max_rounds`.
 
     level: the level of the candidates, compared with `max_rounds`; None: the number of rounds.
@@ -47,15 +47,15 @@ def open_round(
     dropped = duplicates(candidates, apart) if settings.filter_duplicates else []
     ended = [node for node in candidates if node.ended and node not in dropped]
     going = [node for node in candidates if not node.ended and node not in dropped]
-    actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
+    actions: list[Action] = [*map(Prune, dropped), *map(FinishPath, ended)]
     slots = settings.n - len(tree.finished()) - len(ended)
     if slots <= 0:
-        return Round([*actions, *map(Prune, going), Finish()])
+        return Round([*actions, *map(Prune, going), EndSearch()])
     if not going:
         why = "were duplicates" if dropped else "had ended before they branched"
-        return Round([*actions, Finish(f"{slots} of {settings.n} paths {why}")])
+        return Round([*actions, EndSearch(f"{slots} of {settings.n} paths {why}")])
     if (tree.rounds if level is None else level) >= settings.max_rounds:
-        return Round([*actions, Finish(f"{slots} of {settings.n} paths reached --max-rounds")])
+        return Round([*actions, EndSearch(f"{slots} of {settings.n} paths reached --max-rounds")])
     return Round(actions, going, slots)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from beamwright.protocols import (
     Action,
     Ask,
-    Complete,
+    EndSearch,
     Extend,
-    Finish,
+    FinishPath,
     Foresees,
     Prospect,
     Strategy,
@@ -79,13 +79,13 @@ class Synthesis(Strategy):
         if writing:
             (node,) = writing
             if node.ended or len(node.reply()) >= self.search.max_rounds:
-                return [Complete(node), Finish(tree.reason_fewer)]
+                return [FinishPath(node), EndSearch(tree.reason_fewer)]
             return [Extend(node, 1)]
         actions = self.strategy.select(tree, rng)
-        ended = [action.node for action in actions if isinstance(action, Complete)]
+        ended = [action.node for action in actions if isinstance(action, FinishPath)]
         finals, solutions = strategy_row(self.search).finals, [*tree.finished(), *ended]
         solutions = solutions if finals is None else finals(solutions, self.search.n)
-        finish = next((action for action in actions if isinstance(action, Finish)), None)
+        finish = next((action for action in actions if isinstance(action, EndSearch)), None)
         if finish is None or not solutions:
             return actions
         best = ranked(map(best_answer_node, solutions))[: self.search.synthesis_size]
