@@ -35,8 +35,8 @@ def make_attention(
     """Return the backend `name` for tensors of `dtype` on `device`; `auto` means `tree`.
 
     On CUDA, `tree` and `dense` run Triton kernels if Triton is installed and supports the dtype,
-    otherwise plain torch. The `name` of the returned backend tells which. With `triton-tree` and
-    `triton-dense` it is an error if the kernels cannot run.
+    otherwise plain torch. The returned backend's `name` tells which of the two. `triton-tree` and
+    `triton-dense` raise an error if the kernels cannot run.
 
     Raises:
         InputError: if `name` is unknown, or if the required kernels cannot run here.

@@ -1,7 +1,7 @@
 """Backend `dense`: every beam reads its own contiguous copy of its path, as in the LBS paper.
 
-The copies are working memory of decoding, packed from the blocks that each beam has in the pool.
-Prefill reads shared segments once for all rows, like the backend `tree`.
+The contiguous copies are working memory for decoding. They are packed from the blocks that each
+beam has in the pool. Prefill reads shared segments once for all rows, like the backend `tree`.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import SessionTail
 from beamwright.library import Attention
 
-# For each layer, the number of its group, and its index among the layers of the group.
-#
-# A layer that reads the KV of another layer has the entry of that layer.
+# For each layer, the number of its group, and its index among the group's layers. A layer that
+# reads the KV of another layer has the same entry as that layer.
 Places = Mapping[int, tuple[int, int]]
 
 
@@ -36,7 +35,7 @@ def to_each(name: str) -> Callable[..., None]:
 
 
 class GroupTails:
-    """The tails (newest KV of each row) of all groups, as one `SessionTail`.
+    """A `SessionTail` that passes each call on to the tails (newest KV of rows) of all groups.
 
     All groups have the same rows. `restore` and `take` handle one tensor per group.
     """
@@ -86,7 +85,7 @@ class GroupTails:
 
 
 class GroupedView(DecodeView):
-    """The views of all groups as one view."""
+    """A view that calls, for each layer, the view of the layer's group."""
 
     def __init__(self, places: Places, views: Sequence[Any]) -> None:
         self._places, self.parts = places, views
@@ -108,7 +107,7 @@ class GroupedView(DecodeView):
 
 
 class GroupedWorkspace:
-    """The workspaces of all groups as one `Workspace`."""
+    """A `Workspace` that consists of the workspaces of all groups."""
 
     def __init__(self, parts: Sequence[Workspace]) -> None:
         self.parts = parts

@@ -1,6 +1,7 @@
 """Decode attention on a CPU by the C library (`csrc/step.c`).
 
-A row's result depends only on its own tokens, not on other rows or on segment boundaries.
+The result of a row depends only on the row's own tokens, not on other rows or on where segments
+begin and end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def can_attend(layout: KVLayout, device: torch.device) -> bool:
 
 
 class NativePaths:
-    """A batch's packed segments and tail, as pointers and offsets for the C library."""
+    """Describes a batch's packed segments and tail to the C library by pointers and offsets."""
 
     def __init__(self, layout: KVLayout, shared: SharedSegments, tail: Tail) -> None:
         self._layout, self._tail, self._buckets = layout, tail, shared.buckets
@@ -44,16 +45,17 @@ class NativePaths:
         for number, (bucket, tokens) in enumerate(zip(shared.buckets, shared.visible, strict=True)):
             size = layout.num_kv_heads * bucket.mask.shape[-1] * layout.head_dim
             entries += [(number, place * size, count) for place, count in enumerate(tokens)]
-        # Per item: bucket, offset in elements, tokens. The last entry stands for absent parts.
+        # Per item: number of its bucket, offset in the bucket's tensor in elements, number of
+        # tokens. The last entry stands for absent parts.
         self._entries = np.array([*entries, (0, 0, 0)])
         self._places = torch.empty(0)
 
     def arrange(self, items: Table) -> None:
-        """Set the batch's paths: the numbers of the items on them [rows, parts], see `Slots`."""
+        """Set the rows' paths. items: item numbers along each path [rows, parts], see `Slots`."""
         self._places = torch.from_numpy(self._entries[items])
 
     def described(self) -> list[Attention] | None:
-        """Describe the attention of all layers at once, so that the library runs whole passes.
+        """Describe the attention of all layers, so that the library can run a whole pass.
 
         Return None if some layers are not on the device, or if the tail is not a `RowTails`.
         """

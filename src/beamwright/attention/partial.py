@@ -3,10 +3,10 @@
 `attend_part` uses torch's CPU flash operator where possible, because it returns the log-sum-exp.
 `attend_part_oracle` computes the same with plain matrix products.
 
-A row's result is bitwise independent of other rows and of masked keys after its own keys. This
-holds if the number of queries is a multiple of 8 and the padded number of keys a multiple of 16.
-Sixteen floats fill a vector register, and a shorter remainder is summed in another order. The
-start-up self-test checks this property on the current machine.
+If the number of queries is a multiple of 8, and the padded number of keys a multiple of 16, a row's
+result is bitwise independent of other rows and of masked keys after its own keys. (Sixteen floats
+fill a vector register, and a shorter remainder is summed in another order.) The start-up self-test
+checks this independence on the current machine.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def attend_few(
 ) -> Partial:
     """Compute `attend_part` for the few queries of a decode step. Heads come before rows.
 
-    In float32 and float64 it uses two batched products. The flash operator runs each (item, head)
-    as a separate product on one thread, and with few rows per head two threads are slower than one
-    (docs/log/2026-11.md#operators-and-layout). The batched products store all scores
-    [items * kv_heads, rows, tokens], which would need too much memory in a prefill. In 16-bit
-    dtypes it calls `attend_part`, because the flash operator in bfloat16 is faster than any
-    computation in float32.
+    In float32 and float64, `attend_few` uses two batched products. The flash operator runs each
+    (item, head) as a separate product on one thread, and with few rows per head two threads are
+    slower than one (docs/log/2026-11.md#operators-and-layout). The batched products store all
+    scores [items * kv_heads, rows, tokens], which would need too much memory in a prefill. In
+    16-bit dtypes, `attend_few` calls `attend_part`, because the flash operator in bfloat16 is
+    faster than any computation in float32.
 
     Returns:
         (context [items, kv_heads, rows, head_dim], log-sum-exp [items, kv_heads, rows]), both
@@ -118,7 +118,7 @@ def hide_blind_rows(part: Partial, blind: Tensor) -> Partial:
 
 
 def with_sinks(context: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """Rescale a context [rows, heads, head_dim] as if `sinks` had joined the softmax.
+    """Rescale a context [rows, heads, head_dim] as if attention sinks had joined the softmax.
 
     Args:
         lse: log-sum-exp over all keys that a row sees, in the order of the context's heads.
@@ -135,7 +135,7 @@ def with_sinks(context: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
 def merge_parts(context: Tensor, lse: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Merge partial results along dimension 1, in path order.
 
-    Absent parts come last, so a row's sum does not depend on their number.
+    Absent parts come last, so a row's sum does not depend on the number of absent parts.
 
     Args:
         context: [rows, parts, heads..., head_dim].

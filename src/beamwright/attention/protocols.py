@@ -24,13 +24,12 @@ class AttentionView:
 
     # True if the model calls `foresee` before each layer.
     looks_ahead: bool = False
-    # The states of recurrent layers, see `models.recurrent`.
-    #
-    # None: rows start from zero states, and their states are not kept.
+    # The `StateRows` of recurrent layers (`models.recurrent`). None: rows start from zero states,
+    # and their states are not kept.
     states: Any = None
 
     def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any:
-        """Store the keys and values of the current tokens, and return their attention context.
+        """Store keys and values of the current tokens, and return the tokens' attention context.
 
         Scores are divided by the square root of head_dim. The call may wait for a transfer.
 
@@ -47,18 +46,18 @@ class AttentionView:
     def foresee(self, layer: int, query: Any) -> None:
         """Receive an estimate of a layer's `query` [tokens, heads, head_dim] before the layer runs.
 
-        Sparse attention selects and loads KV by it. The estimate assumes that the previous layer
-        changes nothing. Models call this method only if `looks_ahead` is true.
+        Sparse attention selects and loads KV by the estimate, which is what the query would be if
+        the previous layer changed nothing. Models call this method only if `looks_ahead` is true.
         """
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write the tables for a pass over `num_tokens` tokens; its layers then only read them.
+        """Write the tables that the layers of a pass over `num_tokens` tokens read.
 
-        A pass in a CUDA graph requires this call before it.
+        Before a pass in a CUDA graph, this call is required.
         """
 
     def close(self) -> None:
-        """Release the memory that the view has charged to the KV budget."""
+        """Free the view's memory, and release its bytes from the KV budget."""
 
 
 class DecodeView(AttentionView):
@@ -81,15 +80,15 @@ class DecodeView(AttentionView):
     def spread(self, rows: Any) -> None:
         """Let the next pass compute any number of tokens per row.
 
-        Token i of the pass belongs to row rows[i], at the place that the tail holds for the token.
-        None: each pass computes one token of every row again.
+        Token i of the pass belongs to row rows[i]; the tail's `places` tell its index in the row's
+        tail. rows is None: from now on, each pass computes one token of every row.
         """
 
     def count_rows(self, num_rows: int) -> None:
-        """Set the number of real rows. The rows after them pad the batch and move no KV."""
+        """Set the number of real rows. The rows after these pad the batch; no KV moves for them."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """Stop reading the KV of `rows`, which may be evicted or freed. Their context is unused."""
+        """Stop reading the KV of `rows`, which may now be evicted; their context is not used."""
 
     def own(self, segments: Sequence[Segment | None]) -> None:
         """Set the segment that each row writes; None for a padding row.
@@ -102,7 +101,7 @@ class DecodeView(AttentionView):
 
 
 class Workspace(Protocol):
-    """Working memory that consecutive views share, one view at a time."""
+    """Working memory that consecutive views use, one after the other."""
 
     @property
     def num_moves(self) -> int:
@@ -113,16 +112,16 @@ class Workspace(Protocol):
 
 
 class AttentionBackend:
-    """A way to compute attention, which makes the views over stored paths."""
+    """Base of attention backends (`--attention`), which make the views over stored paths."""
 
     name: str
-    # Most tokens in a row's tail. The tokens of a full tail are moved to blocks, and attention then
-    # reads them as part of the row's path.
+    # Maximum number of tokens in a row's tail. The tokens of a full tail are moved to blocks, where
+    # attention reads them as part of the row's path.
     tail_tokens: int
-    # (store, paths, tail) to a view for one token per row. If the backend has a workspace, it is
-    # the fourth argument.
+    # Makes a view for one token per row from (store, paths, tail), and from the workspace as fourth
+    # argument if the backend has one.
     decode_view: Callable[..., DecodeView]
-    # (store, paths, lengths) to a view for `lengths[i]` new tokens after path i.
+    # Makes a view for `lengths[i]` new tokens after path i from (store, paths, lengths).
     prefill_view: Callable[..., AttentionView]
     # True if every beam reads its own copy of its path (the LBS paper's layout).
     copies_per_beam: bool = False
@@ -136,8 +135,8 @@ class AttentionBackend:
     # True if decode views hold addresses of blocks in the pool, so that a view must be rebuilt when
     # blocks move. Other decode views hold copies of the KV.
     holds_places: bool = False
-    # The backend that the start-up self-test checks instead of this wrapper; None if this backend
-    # is not a wrapper.
+    # The backend that this one wraps, which the start-up self-test checks instead; None if this
+    # backend is not a wrapper.
     tested: AttentionBackend | None = None
 
     def make_tail(self, store: KVReader, group: int = 0, *, stays: bool = False) -> SessionTail:
@@ -150,11 +149,12 @@ class AttentionBackend:
         return None
 
     def prefill_workspace(self, store: Any, num_heads: int, num_tokens: int) -> Workspace:
-        """Make the workspace of prefill views of up to `num_tokens` tokens; only if it `keeps`."""
+        """Make the workspace of prefill views of up to `num_tokens` tokens, if they write KV."""
         raise NotImplementedError
 
 
-# (host pool, compute device, link, device budget) to a store that keeps all KV on the host.
+# Makes a store that keeps all KV on the host, from (host pool, compute device, link, device
+# budget).
 StoreMaker = Callable[[BlockPool, torch.device, Link, ByteBudget], SegmentStore]
 
 
@@ -169,12 +169,12 @@ class KVMethod:
     home_option: the option that keeps all KV on the host, in the store that `make_store` returns.
         The generator's device budget then belongs to that store and never moves to the verifier.
     has_tier: True if KV may be evicted to the host.
-    attend: (settings, backend, decoder) to a backend that wraps `backend`. The call raises
-        InputError if the three are incompatible.
+    attend: function of (settings, backend, decoder) that returns a backend that wraps `backend`. It
+        raises InputError if the three are incompatible.
     tails_apart: True if tails (the rows' newest tokens) are not charged to the KV budget, so that
-        the memory plan reserves memory for them.
-    most_rows: (shape, bytes per token, KV budget in bytes) to the largest number of rows for which
-        the KV that they read fits the budget.
+        the memory plan must reserve memory for tails.
+    most_rows: function of (shape, bytes per token, KV budget in bytes) that returns the maximum
+        number of rows whose KV, as far as it is read at once, fits the budget.
     """
 
     option: str | None = None

@@ -1,8 +1,9 @@
 """Packs stored segments into padded tensors for torch attention, in buckets of similar size.
 
-Attention reads the packed KV one layer at a time from a `LayerSource`. On the device this is
-indexing. Other sources stream layers over the link, so reading may wait (LBS section 4.1, the
-token-by-token baseline). The newest tokens of rows are in their tails and not packed here.
+Attention reads the packed KV one layer at a time from a `LayerSource`. If KV is on the device, a
+source only indexes a tensor. Other sources stream layers over the link, so reading may wait (LBS
+section 4.1, the token-by-token baseline). The newest tokens of rows are in their tails and are not
+packed here.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail, padded_path
 
 Table = npt.NDArray[np.int64]
-# Number of keys in the smallest size class.
+# Number of keys in the smallest size class of packed segments.
 LEAST_KEYS = 32
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one entry of a packed tensor contains: the tokens of some segments."""
+    """Describes what one entry of a packed tensor contains: tokens of some segments."""
 
     parts: Path  # the segments with their visible tokens, packed one after the other
     rows: tuple[int, ...]  # the rows of the batch that read the entry
@@ -55,8 +56,8 @@ class LayerSource:
     def restore(self, tail: Tail) -> None:
         """Copy the rows' tails to the positions after their paths, with one row per entry.
 
-        Positions after a row's own tokens are masked, so their content does not matter. Sources do
-        nothing here if they keep the tails themselves, or if attention reads tails separately.
+        Positions after a row's own tokens are masked, so their content does not matter. A source
+        does nothing here if it stores the tails itself, or if attention reads tails separately.
         """
 
 
@@ -112,8 +113,8 @@ class ResidentLayers(LayerSource):
 class WrittenLayers(LayerSource):
     """A `LayerSource` for segments that the current pass both writes and reads.
 
-    Each layer is gathered from the blocks when attention reads it. The pass has written the layer's
-    KV by then.
+    Each layer is gathered from the blocks when attention reads it, after the pass has written the
+    layer's KV.
     """
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
@@ -134,9 +135,8 @@ class WrittenLayers(LayerSource):
         return self._kv.pick((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
 
 
-# A function that packs entries: (store, entries, tokens per entry) to a source, see `pack`.
-#
-# The function decides whether the packed layers are on the device or on the host.
+# A function that packs entries, given (store, entries, tokens per entry), and decides whether the
+# packed layers are on the device or on the host.
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
 
 
@@ -169,7 +169,7 @@ class Bucket:
         Args:
             window: number of tokens that a token attends to, itself included.
             ends: the bucket's entry of `Slots.ends` [item, slot].
-            places: the current token's place in the tail of the slot's row [item, slot].
+            places: the current token's index in the tail of the slot's row [item, slot].
             group: number of query heads per KV head.
 
         Returns:
@@ -274,14 +274,14 @@ class SeenPart:
 
     @property
     def entry(self) -> Entry:
-        """What to pack for this part."""
+        """The entry of a packed tensor for this part."""
         return Entry((self.part,), tuple(row for row, _ in self.rows))
 
 
 def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
     """Find the segments that a batch of paths reads, and the rows that share each of them.
 
-    Rows that read a different number of a segment's tokens do not share it.
+    Rows that read different numbers of a segment's tokens do not share it.
     lengths: number of new tokens per row.
     """
     parts: dict[tuple[int, int], SeenPart] = {}
@@ -343,7 +343,7 @@ class SharedSegments:
         self._counted = 0
 
     def query_index(self, rows: Tensor, group: int) -> tuple[Tensor, int]:
-        """Return which query to copy to each place of a bucket's padded queries.
+        """Return which query to copy to each position of a bucket's padded queries.
 
         Args:
             rows: the row in each slot [item, slot].

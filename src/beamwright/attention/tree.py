@@ -40,10 +40,10 @@ class TreeDecode(DecodeView):
     """A `DecodeView` that attends to shared segments, then to each row's own tail.
 
     (A tail is a row's newest tokens, not yet in blocks.) All partial contexts [head_dim] are
-    collected in one list, with one context per head of a slot or tail. The heads of a slot are
-    ordered (group, kv_head). The heads of a float32 or float64 tail are ordered (kv_head, group),
-    like the query and the result. The index that picks a row's contexts also reorders the heads, so
-    that no tensor has to be transposed.
+    collected in one tensor, with one context per head of a slot (a row's place in an item) or tail.
+    The heads of a slot are ordered (group, kv_head). The heads of a float32 or float64 tail are
+    ordered (kv_head, group), like the query and the result. The index that picks a row's contexts
+    also reorders the heads, so that no tensor has to be transposed.
     """
 
     def __init__(
@@ -62,8 +62,7 @@ class TreeDecode(DecodeView):
         """Build the table of partial results that each row merges.
 
         The table `_slots` [rows, parts] holds a row's slots in path order, then the slot of its
-        tail, `num_slots + row`. The rest of the row is filled with the slot of absent parts, which
-        comes after all others.
+        tail, `num_slots + row`. The remaining columns hold the slot of absent parts, the last one.
         """
         if self._native is not None:
             self._native.arrange(slots.items)
@@ -113,8 +112,8 @@ class TreeDecode(DecodeView):
             queries = items[:, None] * context.shape[1] + slots * group
             starts.append(total + queries.flatten() * kv_heads)
             total += lse.numel()
-        # Absent parts read the entry after the tails. It has zero weight and no NaN, unlike the
-        # results of some padding rows.
+        # Absent parts read the entry after the tails, which has zero weight and no NaN. (The
+        # results of some padding rows are NaN.)
         starts.append(total + torch.arange(len(self._slots) + 1) * heads)
         total = int(starts[-1][-1]) + heads
         own, slots = torch.arange(heads), self._slots.unsqueeze(2)
@@ -153,7 +152,8 @@ class TreeDecode(DecodeView):
     def _window_masks(self, window: int, group: int) -> list[tuple[Tensor, Tensor]]:
         """Return `Bucket.window_mask` of each bucket.
 
-        The masks are computed once per token: the tail creates a new mask tensor for each token.
+        The masks are computed once per token. A new token is recognised by the tail's mask, which
+        is another tensor for each token.
         """
         token, places = self._tail.mask, self._tail.places
         if self._seen[0] is not token:

@@ -42,19 +42,19 @@ from beamwright.kv.store import SegmentStore
 
 Table = npt.NDArray[np.int64]
 
-# The most padding tokens of a product; more of them would cost as much as a second product.
+# Maximum number of padding tokens in a product. More would cost as much as a second product.
 SPARE_TOKENS = 128
 
 
 @dataclass
 class _Product:
-    """Items that one call of the attention operator computes.
+    """Describes the items that one call of the attention operator computes.
 
-    An item is a sealed segment, or a row with its new tokens. Each slot of an item is one query
-    token.
+    An item is a sealed (stored) segment, or a row with its new tokens. Each slot of an item is one
+    query token.
     """
 
-    # Sealed keys and values; None for new tokens, which attend to new tokens of their own row.
+    # Keys and values of sealed segments; None: items are rows that attend to their own new tokens.
     layers: LayerSource | None
     # The query token of each slot [item, slot]. Padding repeats a token and is never read.
     tokens: Tensor
@@ -62,7 +62,7 @@ class _Product:
     # 1, slot, key] for sealed keys with a window. `_allocate` repeats the slots for all query heads
     # of a group.
     mask: Tensor
-    # True for queries outside the window of all keys [item, slot * group]; None without one.
+    # True for queries whose window contains none of the keys [item, slot * group]; None: no window.
     blind: Tensor | None = None
 
 
@@ -79,8 +79,8 @@ class TreePrefill(AttentionView):
         self._store, self._hold, self._layout = store, hold, store.kv.layout
         self._lengths, self._starts = lengths, [0, *accumulate(lengths)]
         self._num_slots = self._counted = 0
-        # Per new token, the slots of the parts of its path and of its row's new tokens; -1 for
-        # absent parts.
+        # Per new token, the slots of its path's parts, then the slot of its row's new tokens; -1
+        # for absent parts.
         most = max(len(path) for path in paths) + 1
         self._tokens_after = [tokens_after(path) for path in paths]
         self._slots: Table = np.full((self._starts[-1], most), -1)
@@ -195,8 +195,8 @@ class TreePrefill(AttentionView):
     def _allocate(self, query: Tensor, kv_heads: int) -> None:
         """Allocate the tensors that all layers use.
 
-        Padding tokens at the end of the batch read the same slots as the first token. The last
-        slot of the partial results keeps zero weight and stands for absent parts.
+        Padding tokens at the end of the batch read the same slots as the first token. The last slot
+        of the partial results stands for absent parts; its weight is always zero.
         """
         num_tokens, heads, head_dim = query.shape
         padding = np.repeat(self._slots[:1], num_tokens - len(self._slots), axis=0)

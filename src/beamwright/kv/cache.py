@@ -1,9 +1,9 @@
 """CacheManager: the KV cache's block allocator, with eviction, offload to the host, and prefetch.
 
 Rows pin the segments that they read (`Lease`). Eviction takes the segment that is needed last, as
-`expect` has announced (LBS sections 4.1 and 4.2). This is bookkeeping only: the simulator runs the
-same code, and `store` adds tensors. Decisions depend on the order of calls, never on when a
-transfer happens to finish, so that equal runs move equal bytes.
+`expect` has announced (LBS sections 4.1 and 4.2). The manager has no tensors (`SegmentStore` adds
+them), so the simulator can run it too. Its decisions depend on the order of calls, never on when a
+transfer finishes, so that equal runs move equal bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from beamwright.protocols import Direction
 class CacheManager:
     """Manager of one model's segments: it allocates, pins, evicts, stores and loads their blocks.
 
-    copies_per_beam: every row gets its own device copy of what it reads (the LBS paper's layout).
+    copies_per_beam: True: every row has its own device copy of its path (the LBS paper's layout).
     outgrown: True once a segment had to be evicted.
-    num_relocated: blocks that `resize` has moved. Readers that cache block numbers compare it.
-    recompute_segments: callback that computes evicted KV again; it gets parents first.
+    num_relocated: blocks that `resize` has moved; readers that cache block numbers compare it.
+    recompute_segments: callback that computes KV of evicted segments again, given parents first.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CacheManager:
         self._tick = 0
 
     def create(self, name: str = "", start: int = 0) -> Segment:
-        """Create a node's empty segments, one per group, from token `start`; return the first."""
+        """Create a node's empty segments, one per group; return the first. start: see `Segment`."""
         segment = self.blank(name, start)
         for each in segment.group_segments:
             self._live.add(each)
@@ -87,7 +87,7 @@ class CacheManager:
     def free_window(self, segment: Segment, window: int) -> None:
         """Free a segment's KV of layers with this sliding window, which no later row reads.
 
-        Its length stays. With recomputation nothing is freed, because evicted KV costs no memory.
+        Its length stays. If evicted KV is recomputed, nothing is freed: eviction costs no memory.
         """
         if self.host is not None and self.host.recompute:
             return
@@ -97,7 +97,7 @@ class CacheManager:
                 each.gone = True
 
     def adopt_blocks(self, segment: Segment, twin: Segment) -> None:
-        """Move blocks that were recomputed in `twin` to a segment that no tier holds any more."""
+        """Move recomputed blocks from a temporary segment, `twin`, to one that no tier holds."""
         for each, fresh in zip(segment.group_segments, twin.group_segments, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
@@ -126,7 +126,7 @@ class CacheManager:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all segments in whole blocks, on the device or the host, one copy of each."""
+        """Bytes of all live segments in whole blocks, each counted once wherever its copies are."""
         return self._live.num_blocks * self.device.bytes_per_block
 
     @property
@@ -139,10 +139,10 @@ class CacheManager:
         self._live.check(self.device, None if self.host is None else self.host.ledger)
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
-        """Allocate blocks for each segment up to the wanted number of tokens; may evict others.
+        """Allocate blocks in which each segment can grow to `wanted` tokens; may evict others.
 
         Raises:
-            CapacityError: if memory is too small; nothing has changed then.
+            CapacityError: if memory is too small; nothing has changed in that case.
         """
         wanted, missing = whole(wanted), dict[Segment, list[int]]()
         for segment, num_tokens in wanted.items():
@@ -154,7 +154,7 @@ class CacheManager:
                 missing[segment] = [max(0, size - len(blocks)) for blocks in copies or [[]]]
         if not missing:
             return
-        with Lease({s: len(s.copies) for s in wanted}):  # pinned, so that none is evicted here
+        with Lease({s: len(s.copies) for s in wanted}):  # pinned, so `_alloc` evicts none
             fresh = self._alloc(sum(map(sum, missing.values())))
         for segment, counts in missing.items():
             segment.copies = segment.copies or [[]]
@@ -164,7 +164,7 @@ class CacheManager:
             self._live.update(segment)
 
     def extend(self, segment: Segment, num_tokens: int) -> None:
-        """Count `num_tokens` more tokens of a segment as written, in blocks that are reserved."""
+        """Count `num_tokens` more tokens as written to a segment's reserved blocks."""
         for each in segment.group_segments:
             each.length += num_tokens
 
@@ -173,7 +173,7 @@ class CacheManager:
     ) -> Lease:
         """Pin segments on the device, after loading or recomputing what is missing.
 
-        needs: copies to pin of each. copies: copies that the device must have; None: `needs`.
+        needs: how many copies to pin. copies: how many the device must have; None: `needs`.
 
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
@@ -191,11 +191,11 @@ class CacheManager:
         return self.lease(needs, self.total_copies(needs))
 
     def missing_bytes(self, needs: Mapping[Segment, int]) -> int:
-        """Return the bytes to load before these copies are on the device."""
+        """Return the bytes to load or copy until the device has these copies."""
         return missing_blocks(needs) * self.device.bytes_per_block
 
     def load_ahead(self, needs: Mapping[Segment, int]) -> None:
-        """Start loading one copy of each segment, evicting others if necessary. Does not wait.
+        """Start loading one copy of each segment for rows that join later; may evict others.
 
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
@@ -206,14 +206,14 @@ class CacheManager:
             self._load_missing(once, "prefetch")
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Return True if `needs` copies of segments can be leased, growing to `grown` tokens."""
+        """Return True if `needs` copies of segments, grown to `grown` tokens, can be leased."""
         grown = whole(grown)
         taken = (self.blocks_taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
         return sum(taken) <= self.room
 
     @property
     def room(self) -> int:
-        """Number of blocks that new leases can use: unpinned ones, or only free ones."""
+        """Number of blocks that new leases can use: unpinned ones; without eviction, free ones."""
         unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
         return unpinned if self.evicts else self.device.num_free
 
@@ -226,19 +226,19 @@ class CacheManager:
         return count(copies, num_tokens)
 
     def has_free_blocks(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
-        """Return True if leasing `needs` copies, growing to `grown` tokens, evicts nothing."""
+        """Return True if leasing `needs` copies, grown to `grown` tokens, evicts nothing."""
         grown = whole(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
 
     def total_copies(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
-        """Return the copies that the device must hold for new leases and existing ones together."""
+        """Return how many copies the device must hold for existing leases and these new ones."""
         if not self.copies_per_beam:
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
     def count_needed(self, paths: Iterable[Path]) -> None:
-        """Count the tokens that these paths read, in total, and those loaded or recomputed."""
+        """Add the tokens that these paths read to `counts`: all, those loaded, those recomputed."""
         for segment, visible, _ in chain.from_iterable(parts_read(path, 0) for path in paths):
             self.counts.needed_tokens += visible
             if segment.restored_by is RestoreKind.LOADED:
@@ -254,20 +254,20 @@ class CacheManager:
 
     @property
     def never_moves(self) -> bool:
-        """True if KV never moves: one copy stays on the device until freed. Pins are not needed."""
+        """True if KV needs no pins: its only copy stays on the device until it is freed."""
         first, *others = self.device.groups
         plain = not others and first.window is None and not first.fixed
         return plain and not self.evicts and not self.copies_per_beam
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
-        """Announce which segments the coming groups of this round read, in order, for eviction."""
+        """Tell eviction which segments the coming groups of this round read, in their order."""
         self._next_use = {}
         for distance, needs in enumerate(upcoming, start=1):
             for segment in needs:
                 self._next_use.setdefault(segment, distance)
 
     def prefetch(self, needs: Mapping[Segment, int]) -> None:
-        """Start loading the segments that the next group reads, as far as blocks can be free.
+        """Start loading segments that the next group reads, until no more blocks can be freed.
 
         Only segments that the rest of the round does not read are evicted. They would be evicted
         anyway when the next group begins, so prefetching adds no traffic.
@@ -287,7 +287,7 @@ class CacheManager:
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
         """Start copying full blocks to the host; of sealed (complete) segments also the last block.
 
-        If the host is full nothing is stored. Eviction raises once the blocks are needed.
+        If the host is full, nothing is stored, and a later eviction raises the CapacityError.
         """
         with suppress(CapacityError):
             self._store(
@@ -302,10 +302,10 @@ class CacheManager:
     def write_ahead(
         self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
     ) -> None:
-        """Start copying to the host what will be evicted for the next group.
+        """Start copying to the host the segments that make room for the next group.
 
-        needs, growth: copies that the group reads, and tokens of its steps. growing: unfinished
-        segments, which are not stored.
+        needs: copies of segments that the group reads. growth: tokens of each of its steps.
+        growing: unfinished segments, which are not stored.
         """
         if self.host is None or self.host.recompute:
             return
@@ -316,7 +316,7 @@ class CacheManager:
             return
         others = (s for s in self._live.resident() if s not in kept)
         order = self.host.in_order(others, self._next_use)
-        with suppress(CapacityError):  # eviction raises it once the blocks are needed
+        with suppress(CapacityError):  # eviction raises the error if it needs the blocks
             self._store(first_blocks(order, short, lambda s: s.copies))
 
     def dirty_segments(self) -> list[Segment]:
@@ -330,8 +330,8 @@ class CacheManager:
     def resize(self, total_bytes: int) -> int:
         """Set the KV budget of the device, and return it in bytes.
 
-        Segments are evicted if they exceed the budget. Remaining blocks outside it are copied to
-        blocks inside, after all queued compute.
+        Segments are evicted if they exceed the budget. Blocks that stay, but lie beyond the end of
+        the budget, are copied to blocks before it, after all queued compute.
 
         Raises:
             CapacityError: if the host tier is full; LinkError: if the link has failed.
@@ -420,7 +420,7 @@ class CacheManager:
         if not segment.copies:
             segment.restored_by = RestoreKind.LOADED
             self.counts.loaded_blocks += len(blocks)
-        segment.copies.append(blocks)  # now, so that no block is lost if a later call fails
+        segment.copies.append(blocks)  # entered now: none is lost if a later call fails
         # The load must read the result of a store that may still be under way.
         self._wait_for(segment, Direction.D2H)
         self.host.load(segment, blocks, kind, self.device)
@@ -434,14 +434,14 @@ class CacheManager:
         self.recompute_segments(nodes)
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy blocks within the device. Does nothing here: `SegmentStore` has the tensors."""
+        """Copy blocks within the device. Only `SegmentStore`, with tensors, implements this."""
 
     def _wait_for(self, segment: Segment, *directions: Direction) -> None:
         self._wait([t for t in segment.transfers if t.direction in directions])
         segment.transfers = segment.unfinished()
 
     def _wait(self, transfers: Iterable[Transfer]) -> None:
-        """Make compute wait for these transfers, and count the time as stall."""
+        """Make compute wait for these transfers, and count the waiting time as stall."""
         pending = [transfer for transfer in transfers if not transfer.finished]
         if pending and self.host is not None:
             with self.log.span("wait", "stall") if self.log is not None else nullcontext():

@@ -1,8 +1,8 @@
 """8-bit KV cache: quantise K and V to int8 or fp8, with a power-of-two scale per token and head.
 
 Since the scale is a power of two, a code times its scale is exact in every dtype that models run
-in. Values that were rounded once round to the same numbers again. So every reader sees the same
-values: rows' newest tokens, blocks, copies on the host, and kernels.
+in, and quantising such values again does not change them. So attention computes with equal values,
+whether it reads KV from a row's tail, from blocks, from host copies, or within a kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from beamwright.sections import KVDtype
 
 _BIAS, _MANTISSA_BITS = 127, 23  # exponent bias and mantissa bits of a float32
-_EXPONENTS = -100, 100  # least and largest exponent of a scale, for dtypes with float32's range
+_EXPONENTS = -100, 100  # smallest and largest exponent of a scale, for dtypes with float32's range
 # For each format: the largest code, the bits with code < 2 ** bits, and the exponents allowed for
 # float16. With these exponents every code times its scale is a float16, without under- or overflow.
 _GRIDS = {"int8": (127, 7, (-24, 9)), "fp8": (448, 9, (-15, 7))}
@@ -44,7 +44,7 @@ def _quantise_values(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
 def round_to_grid(values: Tensor, kept: KVDtype) -> Tensor:
     """Quantise and dequantise values [..., head_dim], in their dtype.
 
-    Doing it a second time changes nothing.
+    A second call changes nothing.
     """
     codes, exponents = _quantise_values(values, kept)
     return codes.mul_(powers(exponents).unsqueeze(-1)).to(values.dtype)

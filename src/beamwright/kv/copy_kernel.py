@@ -1,7 +1,7 @@
 """Triton kernel that copies many KV blocks between a GPU and page-locked memory in one launch.
 
-Queueing one copy takes the host some 8 us, in which a small model's block has crossed the link
-already. Few programs suffice for a link, because each keeps 32 KiB in flight. More programs would
+To queue one copy takes the host about 8 us, which is longer than a small model's block needs to
+cross the link. Few programs suffice for a link, because each keeps 32 KiB in flight. More would
 take multiprocessors from compute that runs at the same time
 (docs/log/2026-11.md#small-blocks-across-the-link). This module is imported only where the kernel
 runs.
@@ -28,9 +28,9 @@ _HOST_POINTERS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_M
 def move_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
     """Copy block numbers[1, i] of `here` to block numbers[0, i] of `there`, for all i < `count`.
 
-    Both memories are pointers to 32-bit words.
-    units: number of 16-byte units in a block. A tile has UNITS of them, and programs take tiles in
-        turn.
+    there, here: pointers to 32-bit words.
+    units: number of 16-byte units in a block. A tile has UNITS such units, and programs take tiles
+        in turn.
     """
     tiles = tl.cdiv(units, UNITS)
     at = tl.arange(0, 4 * UNITS)
@@ -52,7 +52,7 @@ def copy_listed(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None
     """
     device = there.device if there.is_cuda else here.device
     table = torch.from_numpy(numbers)
-    if device.type == "cuda":  # neither allocator reuses a table before its queued copies end
+    if device.type == "cuda":  # the table's memory is not reused before its queued copies end
         table = table.pin_memory().to(device, non_blocking=True)
     sides = (side.flatten().view(torch.int32) for side in (there, here))
     units = there.shape[1] // _UNIT_BYTES

@@ -30,7 +30,7 @@ class HostTier:
     def write_back(
         self, segments: Iterable[Segment], device: BlockLedger, *, sealed: bool = True
     ) -> None:
-        """Start copying blocks to the host that it lacks; of unsealed segments only full blocks.
+        """Start copying blocks that the host lacks; of unsealed (growing) segments only full ones.
 
         Raises:
             CapacityError: if the host tier is full.
@@ -45,7 +45,7 @@ class HostTier:
                     self.store(segment, until, device)
 
     def store(self, segment: Segment, until: int, device: BlockLedger) -> None:
-        """Start copying a segment's tokens up to `until` to the host, beginning with the missing.
+        """Start copying to the host a segment's tokens up to `until`, except those it already has.
 
         Raises:
             CapacityError: if the host tier is full.
@@ -61,7 +61,7 @@ class HostTier:
     def load(self, segment: Segment, blocks: Sequence[int], kind: str, device: BlockLedger) -> None:
         """Start loading a segment into these device blocks. Its stores must have finished.
 
-        kind: the transfer's kind in counters and timelines.
+        kind: the transfer's name in counters and timelines: "load" or "prefetch".
         """
         pieces = self._pieces(device, blocks, self.ledger, segment.host_blocks)
         segment.transfers.append(self.link.submit(Direction.H2D, kind, pieces))

@@ -8,8 +8,8 @@ simulator has a link on a virtual clock. See LBS sections 4.1 (write-back while 
 Three races corrupt KV if copies and compute are not ordered: a store that runs before the compute
 that writes its block, a load into a block that earlier compute still reads, and compute that reads
 a block before its load. Every copy therefore starts after all compute that was queued when it was
-submitted. A reader of its result either waits for it on the host (`wait`) or makes later compute
-wait (`order`).
+submitted. A reader of the copied data either waits for the copy on the host (`wait`) or makes later
+compute wait for it (`order`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TransferState(StrEnum):
 class Transfer:
     """Handle of one queued transfer, which may consist of several pieces.
 
-    kind: "load", "prefetch", "store", "stream" or "select".
+    kind: name in counters and timelines: "load", "prefetch", "store", "stream" or "select".
     """
 
     direction: Direction
@@ -66,7 +66,7 @@ class KVLog(Protocol):
 
 
 class Link(Protocol):
-    """Interface that queues transfers: in order per direction, both directions at once.
+    """Interface that queues transfers. They run in order per direction, both directions at once.
 
     strided: True if pieces need not be contiguous in memory.
     bytes_moved: bytes transferred so far, by direction.
@@ -86,9 +86,9 @@ class Link(Protocol):
         """
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """Make compute that is queued from now on wait for these transfers, without the host.
+        """Make compute that is queued from now on wait for these transfers; do not block the host.
 
-        Return the seconds of waiting reported since the last call.
+        Return the seconds that compute was found to have waited since the last call.
 
         Raises:
             LinkError: if the link has failed.
@@ -98,7 +98,7 @@ class Link(Protocol):
         """Return a context manager that batches the transfers submitted in it, per direction."""
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """Cancel transfers that have not started, and wait for the piece that is moving."""
+        """Cancel transfers that have not started, and wait for pieces that are moving."""
 
     def close(self) -> None:
         """Stop the link, and cancel queued transfers."""
@@ -109,8 +109,8 @@ class Wire:
 
     With an emulated bandwidth it also computes when transfers begin and arrive.
 
-    emulated_bandwidth: bytes per second in each direction, over all links together; None: the real
-        link's.
+    emulated_bandwidth: bytes per second in each direction, shared by all links over this wire;
+        None: transfers are not slowed down.
     """
 
     def __init__(self, emulated_bandwidth: int | None = None) -> None:
@@ -120,7 +120,7 @@ class Wire:
         self._lock = threading.Lock()
 
     def take(self, direction: Direction, num_bytes: int, now_s: float) -> tuple[float, float]:
-        """Count bytes that are queued now, and return when the emulated transfer begins and ends.
+        """Count bytes that are queued now; return when their emulated transfer begins and ends.
 
         Both times are 0 without an emulated bandwidth.
         """
@@ -142,12 +142,13 @@ class Wire:
 
 @dataclass(eq=False)
 class StreamTransfer(Transfer):
-    """A transfer over `Streams`. It ends with its copies, but not before an emulated link would.
+    """A transfer over `Streams`. It has finished once its copies have, and `ends_s` has passed.
 
     copied: handle of the copies of its batch; None until the batch is queued.
-    begins_s, ends_s: when an emulated link begins and ends the transfer.
+    begins_s, ends_s: when an emulated link begins and ends the transfer; 0 on a real link.
     unmoved: bytes that were cancelled before they moved.
-    settled: True once it is finished.
+    settled: True once `finished` need not be computed again.
+    error: why the copies failed; None if they did not.
     """
 
     pieces: Sequence[Piece] = ()
@@ -167,7 +168,7 @@ class StreamTransfer(Transfer):
         return self.settled
 
     def _ask_copies(self, question: Callable[[], _Answer]) -> _Answer | None:
-        """Call `question` about the copies; None if they have failed, which `error` then tells."""
+        """Call `question` about the copies. If they have failed, set `error` and return None."""
         try:
             return question()
         except RuntimeError as error:
@@ -194,7 +195,7 @@ class StreamTransfer(Transfer):
     def take_back(self, wire: Wire) -> None:
         """Cancel copies that have not begun, and wait for the others.
 
-        On an emulated link none begin before `begins_s`.
+        On an emulated link, no copy counts as begun before `begins_s`.
         """
         assert self.copied is not None
         self.unmoved = self._ask_copies(self.copied.take_back) or 0
@@ -207,10 +208,10 @@ class StreamTransfer(Transfer):
 
 
 class StreamLink:
-    """A `Link` over `Streams`. Bytes count when they are submitted, unless cancelled in time.
+    """A `Link` over `Streams`. It counts bytes when they are queued, less those cancelled in time.
 
-    Only one thread at a time may call it. Two threads that compute at once have a link each, over
-    one `wire`; `bytes_moved` then counts both.
+    Only one thread at a time may call it. Threads that compute at once have a link each, over one
+    shared `wire`, which counts the bytes of all.
 
     held_back_s: seconds for which `order` made compute wait, as far as the device has reported.
     """
@@ -284,7 +285,7 @@ class StreamLink:
         return newly_known_s
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """Cancel copies that have not begun, and wait for the others, so that blocks are free."""
+        """Cancel copies that have not begun, and wait for others, so that blocks can be reused."""
         self._queue()
         for transfer in _stream_transfers(transfers):
             if not transfer.finished:
@@ -297,7 +298,7 @@ class StreamLink:
         self._streams.close()
         for transfer in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                transfer.take_back(self.wire)  # sets `unmoved` if the streams never ran it
+                transfer.take_back(self.wire)  # `unmoved` is then not 0 if no copy had begun
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
         self._update_ended([])
@@ -326,7 +327,7 @@ class StreamLink:
             self._underway += batch
 
     def _update_ended(self, waited_for: Iterable[StreamTransfer]) -> None:
-        """Update states of transfers that have ended; raise the error of one in `waited_for`."""
+        """Update states of transfers that have ended; raise if one in `waited_for` has failed."""
         batches: dict[int, list[StreamTransfer]] = {}
         for transfer in self._underway:
             batches.setdefault(id(transfer.copied), []).append(transfer)

@@ -33,7 +33,7 @@ class ScratchMeter:
         self.peak_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Count `num_bytes` more; a negative number gives bytes back."""
+        """Count `num_bytes` more; a negative number subtracts."""
         self.used_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
@@ -45,8 +45,8 @@ class ScratchMeter:
 class ByteBudget(ScratchMeter):
     """Byte counter with a limit. Call `charge` before memory is used, `release` when it is freed.
 
-    tier, hint: the budget's name in errors, and what these advise.
-    together: meter that also counts these bytes, for several budgets of the same memory.
+    tier: the memory's name in errors. hint: what errors advise.
+    together: meter that also counts these bytes, shared by all budgets of one memory; or None.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ByteBudget(ScratchMeter):
         """Count `num_bytes` as used.
 
         Raises:
-            CapacityError: if they do not fit. It says how much is missing; nothing is charged.
+            CapacityError: if they do not fit; nothing is charged in that case.
         """
         free = self.free_bytes
         if num_bytes > free:
@@ -88,7 +88,7 @@ class ByteBudget(ScratchMeter):
         self.add(-num_bytes)
 
 
-_ALIGNED_BYTES = 256  # alignment of a separate allocation
+_ALIGNED_BYTES = 256  # the second pool begins at a multiple of this, like an allocation of its own
 
 
 class SharedMemory(ScratchMeter):
@@ -96,7 +96,7 @@ class SharedMemory(ScratchMeter):
 
     Blocks of the first pool count from its beginning, those of the second from its end, so either
     can use bytes that the other does not. Budgets set the division. Bytes that move from one pool
-    to the other are zeroed. most_block_bytes: the larger block size of both pools.
+    to the other are zeroed. most_block_bytes: size of a block in the pool with larger blocks.
     """
 
     def __init__(self, total_bytes: int, most_block_bytes: int) -> None:
@@ -105,9 +105,9 @@ class SharedMemory(ScratchMeter):
         self._flat: torch.Tensor | None = None
 
     def blocks(self, block_bytes: int, device: str) -> tuple[torch.Tensor, int]:
-        """Return the memory [block, bytes] of the next pool, and the number of its first block.
+        """Return the memory [block, bytes] of the next pool, and its first block's number.
 
-        The last block is a spare one beyond the shared bytes, which the other pool does not use.
+        The pool's last block is a spare beyond the shared bytes; the other pool never uses it.
         """
         assert block_bytes <= self._most
         count, room = self.total_bytes // block_bytes, self.total_bytes + _ALIGNED_BYTES
@@ -122,7 +122,7 @@ class SharedMemory(ScratchMeter):
 
 
 def zeros(num_bytes: int, device: str) -> torch.Tensor:
-    """Allocate zeros: a masked position must never hold NaN. CPU pages commit on first touch."""
+    """Allocate zeros, since masked positions must not hold NaN. CPU pages commit on first use."""
     if device != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
@@ -133,7 +133,7 @@ class GroupBlocks:
     """What a block of one group of layers holds.
 
     window: size of the layers' sliding window in tokens; None: full attention.
-    fixed: number of blocks of any segment, for states of recurrent layers; 0 for KV.
+    fixed: number of blocks that each segment has for its recurrent state; 0 in a group with KV.
     """
 
     block_tokens: int
@@ -142,10 +142,10 @@ class GroupBlocks:
 
     @classmethod
     def of_states(cls, num_blocks: int) -> GroupBlocks:
-        """Return the group of recurrent states, which take `num_blocks` blocks each.
+        """Return the group of recurrent states, of which each takes `num_blocks` blocks.
 
-        A row reads only the state before it, as with a window of two tokens. A block is never full,
-        so nothing is stored before a step is complete.
+        A row reads only the last state before its own, as with a window of two tokens. No number of
+        tokens fills a block, so a state is not stored on the host before its step is complete.
         """
         return cls(1 << 62, 2, num_blocks)
 
@@ -157,8 +157,8 @@ class GroupBlocks:
 class BlockLedger:
     """Block allocator without memory. Free blocks nearest to the first block are taken first.
 
-    bytes_per_token: sum over all groups. block_tokens: of the first group.
-    most_bytes: limit of `resize`; None: the budget's size. block_bytes: bytes of a block.
+    bytes_per_token: of KV in all groups. block_tokens: tokens of a block in the first group.
+    most_bytes: maximum budget of `resize`; None: the present one. block_bytes: bytes of a block.
     groups: groups of layers; by default one.
     memory: all blocks, if a GPU copies them by number; else None.
     """
@@ -182,8 +182,8 @@ class BlockLedger:
         self.num_blocks = budget.total_bytes // self.bytes_per_block
         self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
         self._most_blocks = self._most_bytes // self.bytes_per_block
-        # Blocks are taken from one end. So untouched memory stays uncommitted, and a segment's
-        # blocks are neighbours, which one copy moves. A place is a block's distance from `_first`.
+        # Blocks are taken from one end. So memory never used stays uncommitted, and a segment's
+        # blocks are neighbours that one copy moves. A place is a block's distance from `_first`.
         # `_returned` is a heap of freed places; all places from `_untouched` on are free.
         self._first = 0
         self._returned: list[int] = []
@@ -263,7 +263,7 @@ class BlockLedger:
     def forget_outside(self) -> range:
         """Remove free blocks outside the budget from the free list, so another pool can use them.
 
-        Returns their places, counted from the first block. No block outside may be in use.
+        Returns the blocks as distances from the first one. No block outside may be in use.
         """
         given = range(self.num_blocks, self._untouched)
         if given:
@@ -288,8 +288,8 @@ class KVLayout:
     """Shape of the KV of one model, or of one group of its layers, and how attention reads it.
 
     dtype: the dtype in which attention reads. window: tokens that a token sees, itself included;
-        None: all. softcap: scores become `softcap * tanh(score / softcap)`. kept: 8-bit format (see
-        `codes`); "auto": none.
+        None: all. softcap: scores become `softcap * tanh(score / softcap)`. kept: 8-bit format in
+        which blocks store KV (see `codes`); "auto": `dtype`.
     """
 
     num_layers: int
@@ -330,11 +330,11 @@ class BlockPool(BlockLedger):
 
     layouts: one for each group of layers, see `group_layouts`.
     groups_kv: for each group, a view of all blocks as its KV.
-    layout, kv, storage: those of the first group. storage is
+    layout, kv, storage: layout, view and tensor of the first group. The tensor is
         [block, layer, K or V, token, kv_head, head_dim].
-    states: layout of recurrent states, which are then the last group.
-    pinned: host memory, page-locked as its blocks come into use, so that a GPU copies without
-        staging. Other pools have a spare last block, to which kernels write KV to discard.
+    states: layout of recurrent states, whose blocks are the last group; None: there are none.
+    pinned: True: host memory, page-locked as blocks come into use, so that a GPU copies without
+        staging. Other pools have a spare last block, where kernels write KV that is discarded.
     shared: memory that this pool divides with another one; see `CacheManager.resize`.
     """
 

@@ -38,35 +38,35 @@ _ONE_GROUP = GroupBlocks(8)
 class Segment:
     """KV of one node, like a sequence's block table in vLLM.
 
-    It starts a new block, and may end anywhere inside its last one.
+    A segment starts a new block, and may end anywhere inside its last block.
 
-    A model may have several groups of layers (full attention, sliding window, recurrent). A node
-    then has one segment for each group. A path names the segment of the first group; `others` are
-    those of the further groups, and their `first` is that segment. All of them are created,
-    extended and freed together. Each is pinned, moved and evicted on its own.
+    If a model has several groups of layers (full attention, sliding window, recurrent), a node has
+    one segment for each group. A path contains the node's first segment. Its `others` are the
+    segments of the other groups, and each of them refers back to it by `first`. A node's segments
+    are created, extended and freed together, but each is pinned, moved and evicted on its own.
     """
 
     name: str = ""
     group: GroupBlocks = _ONE_GROUP
     start: int = 0  # position of its first token in the path
     length: int = 0  # tokens written so far
-    # Device blocks of each copy. There is one copy if rows share it, none if the segment is not on
-    # the device, and several only if every row reads its own (`CacheManager.copies_per_beam`).
+    # Device blocks of each copy: no copy if the segment is not on the device, one if all rows share
+    # it, several only if every row reads its own (`CacheManager.copies_per_beam`).
     copies: list[list[int]] = field(default_factory=list)
     # Blocks on the host, and the number of tokens that they hold once `transfers` have finished.
     host_blocks: list[int] = field(default_factory=list)
     host_length: int = 0
     transfers: list[Transfer] = field(default_factory=list)  # must finish before blocks are reused
     pins: int = 0  # number of copies that may not be evicted
-    pinned_blocks: int = 0  # blocks of these copies; `tally` includes them
+    pinned_blocks: int = 0  # number of blocks of the pinned copies; `tally` includes them
     tally: PinTally = field(default_factory=PinTally)
     last_use: int = 0  # tick of the last lease that included it
     serial: int = 0  # order of creation, which breaks ties
     freed: bool = False
-    gone: bool = False  # True if KV was freed because every later row's window is past it
+    gone: bool = False  # True if the KV was freed because no later row's window reaches it
     source: Source | None = None  # inputs from which the KV can be computed again
-    restored_by: RestoreKind | None = None  # how it came back since its last use
-    memory: Any = None  # data that attention keeps for the row that writes this segment
+    restored_by: RestoreKind | None = None  # how evicted KV came back since its last use
+    memory: Any = None  # data that attention attaches for the row that writes this segment
     others: tuple[Segment, ...] = field(default=(), repr=False)
     first: Segment | None = field(default=None, repr=False)
 
@@ -91,9 +91,10 @@ class Segment:
         return growth + self.missing_blocks(copies)
 
     def unpinned_blocks(self, copies: int, num_tokens: int) -> int:
-        """Return how many blocks a lease on `copies` copies pins in addition to pinned ones.
+        """Return how many blocks a lease on `copies` copies pins that are not pinned yet.
 
-        num_tokens: length to which the segment grows. With 0 copies, all blocks of so many tokens.
+        num_tokens: length to which the segment grows. If `copies` is 0, the segment is not read:
+            the result is the number of blocks of `num_tokens` tokens.
         """
         if not copies:
             return self.blocks_for(num_tokens)
@@ -133,7 +134,7 @@ class Segment:
         return [transfer for transfer in self.transfers if not transfer.finished]
 
     def pin(self, copies: int = 0) -> None:
-        """Pin `copies` more copies; 0 only updates the tally, after `self.copies` has changed."""
+        """Pin `copies` more copies (negative: unpin), and update the tally of pinned blocks."""
         self.pins += copies
         held = self.copies
         blocks = min(self.pins, len(held)) * len(held[0]) if held else 0
@@ -257,7 +258,7 @@ Path = tuple[PathPart, ...]
 
 @dataclass(frozen=True)
 class Source:
-    """What a segment was computed from: the path before it, its token ids, its first position."""
+    """Inputs from which a segment's KV can be recomputed. start: position of its first token."""
 
     path: Path
     token_ids: tuple[int, ...]
@@ -289,9 +290,9 @@ def parts_read(path: Sequence[PathPart], group: int) -> Path:
     """Return the part of a path that one group of layers reads for the row after it.
 
     The result has the segments of that group. Parts outside the attention window of the row's first
-    token are left out. The choice depends on the path alone, not on the row's progress, so
-    attention's sums are the same whenever it is read. For recurrent states, only the last part is
-    read: the row's own state if it has begun.
+    token are left out. The choice depends on the path alone, not on the row's progress, so that
+    attention sums in the same order at every point of the step. In a group of recurrent states, a
+    row reads only the last part: its own state, or its parent's if it has no token yet.
     """
     if not group and path and path[0].segment.group.window is None:
         return tuple(path)
@@ -329,14 +330,14 @@ def segments_read(path: Sequence[PathPart]) -> list[Segment]:
 
 
 def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
-    """Extend a mapping by first-group segment to the segments of all groups."""
+    """Return the mapping with each node's first segment replaced by its segments of all groups."""
     if not any([first.others for first in wanted]):
         return dict(wanted)
     return {segment: count for first, count in wanted.items() for segment in first.group_segments}
 
 
 def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
-    """Return a path plus the first `num_tokens` tokens of a row's own segment, without empty parts.
+    """Return a path with `num_tokens` tokens of a row's own segment appended, without empty parts.
 
     last: the row's own segment; None: only the path.
     """
@@ -354,6 +355,6 @@ def missing_blocks(needs: Mapping[Segment, int]) -> int:
 def first_blocks(
     segments: Sequence[Segment], num_blocks: int, copies: Callable[[Segment], list[list[int]]]
 ) -> list[Segment]:
-    """Return the shortest prefix of `segments` whose copies have `num_blocks` blocks in total."""
+    """Return the first of `segments`, as few as have `num_blocks` blocks in these `copies`."""
     before = accumulate((sum(map(len, copies(s))) for s in segments), initial=0)
     return [s for s, covered in zip(segments, before, strict=False) if covered < num_blocks]

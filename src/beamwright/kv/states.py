@@ -24,8 +24,8 @@ from beamwright.plan.costs import record_bytes
 Key = tuple[int, str]
 # Block numbers of one record, in order.
 Blocks = Sequence[int]
-_LEAST_ROWS = 64  # rows for which a table has room at least
-# What a row does with its state in a pass: keep none, begin from zeros, or continue from one.
+_LEAST_ROWS = 64  # a table has room for at least this many rows
+# What a row does in a pass: keep no state, begin from zeros, or continue from an earlier state.
 IDLE, BEGINS, GOES_ON = 0, 1, 2
 
 
@@ -97,8 +97,9 @@ class StateLayout:
 class StateCells:
     """The blocks of a pool, viewed as state records.
 
-    A part consists of whole *cells*: pieces of equal bytes, as large as parts and blocks allow. So
-    a part of any rows is read by one index selection over cells, whatever the rows' blocks are.
+    A part (one layer's tensor) consists of whole *cells*: pieces of equal bytes, as large as the
+    sizes of parts and blocks allow. So one index selection over cells reads a part of any rows,
+    whatever blocks the rows have.
     """
 
     def __init__(self, by_block: Tensor, layout: StateLayout) -> None:
@@ -120,8 +121,8 @@ class StateCells:
     def has_whole_lines(self) -> bool:
         """True if kernels can update recurrent states in place.
 
-        They address the last dimension of a recurrent part as contiguous memory, so it must not
-        straddle blocks.
+        Kernels read each line along the last dimension of a recurrent part as contiguous memory, so
+        no line may straddle blocks.
         """
         lines = [
             (self.layout.offsets[key], part.size[-1] * part.dtype.itemsize)
@@ -132,7 +133,7 @@ class StateCells:
         return all(block_bytes % line == 0 == offset % line for offset, line in lines)
 
     def index(self, key: Key, blocks: Tensor) -> Tensor:
-        """Return the numbers of the cells that hold a part of these rows, [rows * cells].
+        """Return the numbers [rows * cells] of the cells that hold a part of these rows.
 
         blocks: the rows' blocks [rows, num_blocks].
         """
@@ -178,10 +179,11 @@ class _Table:
 
 
 class StateTables:
-    """The rows' `StateBlocks` at fixed addresses, for captured steps.
+    """Device tables of the rows' state blocks, at addresses that a captured step can keep.
 
-    Addresses change only when `num_moves` does. A captured step reads nothing else from the host,
-    so `begun` updates the tables on the device.
+    `load` fills the tables from the host before the rows' first pass. After a pass, `begun` updates
+    them with kernels only, so a replayed step needs nothing from the host. Addresses change only
+    when `num_moves` does.
     """
 
     def __init__(self, states: StateCells) -> None:
@@ -195,7 +197,7 @@ class StateTables:
         return StateBlocks(storage, *(table[: self._count] for table in tables))
 
     def load(self, rows: StateRows) -> None:
-        """Copy the block numbers of the rows' states to the tables, before the rows' first pass."""
+        """Copy the block numbers of the rows' states from the host to the tables."""
         contents = rows.sources, rows.targets, rows.ways
         self._count = len(contents[0])
         if self._count > len(self._most.ways):
@@ -205,7 +207,7 @@ class StateTables:
             table.copy_(values)
 
     def begun(self) -> None:
-        """Make rows read from now on what they wrote in the last pass. Only launches kernels."""
+        """Make rows read, from now on, the states that they wrote. Only launches kernels."""
         _, sources, targets, ways = self.blocks
         sources.copy_(targets)
         ways.mul_(GOES_ON).clamp_(max=GOES_ON)
@@ -222,7 +224,7 @@ class StateTables:
 
 
 class StateRows:
-    """Recurrent states of the rows of a batch, over several passes (`models.recurrent`).
+    """Recurrent states of a batch's rows over several passes, which `models.recurrent` updates.
 
     lengths: tokens of each row in a pass; None: one token each.
     sources, targets: blocks [rows, num_blocks] that rows read and write.
@@ -242,8 +244,9 @@ class StateRows:
 
         sources: blocks to read at first; None for rows that begin from zeros.
         targets: blocks to write; None for rows whose states are not kept.
-        deferred: nothing is written before `commit`, so that a pass can be repeated after an error.
-        tables: tables for kernels, which then read and write the states alone.
+        deferred: True: nothing is written before `commit`, so that a pass can be repeated after an
+            error.
+        tables: tables by which kernels read and write the states, instead of `read` and `write`.
         """
         self.states, self.lengths = states, lengths
         spare = next(target for target in targets if target is not None)
@@ -309,7 +312,7 @@ class StateRows:
     def commit(self) -> None:
         """Write the states that were deferred until the pass has succeeded.
 
-        This allocates no memory, so none can run out when half of the states are written.
+        `commit` allocates no memory, so it cannot fail after half of the states are written.
         """
         later, self._later = self._later, None
         for index, cells in later or ():
@@ -322,7 +325,7 @@ class StateRows:
             self._tables.begun()
 
     def stop(self, rows: Sequence[int]) -> None:
-        """Write no states of these rows from now on; they have forwarded their last token."""
+        """Write no states of these rows from now on, since their last token has been forwarded."""
         gone = set(rows)
         if not gone.isdisjoint(self._active):
             self._active = [row for row in self._active if row not in gone]

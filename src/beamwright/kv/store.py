@@ -41,7 +41,7 @@ class KVReader:
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
         """Return KV [layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
 
-        copy: number of the device copy to read, where there are several.
+        copy: index of the device copy to read, if every row has its own.
         """
         count = segment.blocks_for(visible)
         held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
@@ -87,12 +87,12 @@ class SegmentStore(CacheManager, KVReader):
 
     @property
     def device_peak_bytes(self) -> int:
-        """Most bytes of KV on the device at any time."""
+        """Maximum bytes of KV on the device since `reset_peaks`."""
         return self.tiers["device"].peak_bytes
 
     @property
     def host_peak_bytes(self) -> int:
-        """Most bytes of KV on the host at any time."""
+        """Maximum bytes of KV on the host since `reset_peaks`."""
         return self.tiers["host"].peak_bytes if "host" in self.tiers else 0
 
     @property
@@ -113,12 +113,12 @@ class SegmentStore(CacheManager, KVReader):
     ) -> None:
         """Write tokens at the end of each segment, in all its copies.
 
-        key_values: for each group, KV [tokens, layers, 2, kv_heads, head_dim], with each segment's
-            tokens after those of the segment before.
-        lengths: new tokens of each segment; None if there is one segment.
+        key_values: for each group, KV [tokens, layers, 2, kv_heads, head_dim] of all new tokens,
+            segment after segment.
+        lengths: number of new tokens of each segment; None if there is one segment.
 
         Raises:
-            CapacityError: if the blocks do not fit; no token has been written then.
+            CapacityError: if the blocks do not fit; no token has been written in that case.
         """
         lengths = lengths or [len(key_values[0])]
         write = SegmentStore.writer(self, segments, lengths)
@@ -143,7 +143,7 @@ class SegmentStore(CacheManager, KVReader):
         lengths: number of new tokens of each segment.
 
         Raises:
-            CapacityError: if the blocks do not fit; none is reserved then.
+            CapacityError: if the blocks do not fit; none is reserved in that case.
         """
         groups, every = self.pool.groups_kv, slice(None)
         places = [
@@ -192,9 +192,9 @@ class SegmentStore(CacheManager, KVReader):
         segments: Sequence[Segment],
         lengths: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return tensors of the blocks of slots, their offsets, and the token written to each.
+        """Return each slot's block, offset in the block, and token to write there, as tensors.
 
-        The tokens are None if each is written once, in order. where: blocks and offsets as arrays.
+        The tokens are None if token i goes to slot i. where: arrays of the blocks and offsets.
         """
         device = self.pool.storage.device
         blocks_index, offsets = sent(np.stack(where), device)
@@ -209,7 +209,7 @@ class SegmentStore(CacheManager, KVReader):
     def held(self, segment: Segment, first: int, end: int) -> list[torch.Tensor]:
         """Read the KV of a segment's tokens [first, end), one tensor per group.
 
-        A preempted row gets it back this way (`SessionTail.restore`).
+        Used to copy a preempted row's newest tokens back to its tail (`SessionTail.restore`).
         """
         # Not strict: a segment of recurrent states may follow those of the groups.
         pairs = zip(self.groups, segment.group_segments, strict=False)
@@ -253,7 +253,7 @@ class SegmentStore(CacheManager, KVReader):
     def read(self, layer: int, slots: torch.Tensor, halves: slice = slice(None)) -> torch.Tensor:
         """Return keys and values [2, rows, sets, count, head_dim] of slots [rows, sets, count].
 
-        Every KV head has the same number of sets, see `heads_of`.
+        A set is `count` slots of one KV head. Every KV head has the same number of sets.
         halves: slice(1) reads keys alone.
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens

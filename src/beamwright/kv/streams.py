@@ -1,9 +1,9 @@
 """Copy streams: asynchronous copies between device and host memory that overlap with compute.
 
 `CudaStreams` uses one CUDA side stream per direction. `HostStreams` has one copier thread per
-direction, for CPUs, where both tiers are RAM. There, compute runs when the host calls it, so a copy
-may start at once, and a reader waits for its result. Tests of the order of copies and compute use a
-fake in place of `CudaStreams`.
+direction, for CPUs, where both tiers are RAM. On a CPU, compute ends before its call returns. So a
+copy may start at once, and a reader waits for the copy. Tests of the order of copies and compute
+use a fake in place of `CudaStreams`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Streams(Protocol):
     def delay_compute(self, copied: Copied) -> ComputeDelay:
         """Make compute that is queued from now on start after these copies.
 
-        The host does not wait, unless it is the one that computes.
+        The host does not wait, unless compute runs on the host.
         """
 
     def close(self) -> None:
@@ -246,9 +246,9 @@ class CudaStreams:
 def _runs(numbers: NDArray[np.int32], *stretches: int) -> list[tuple[int, int, int]]:
     """Divide blocks into runs that one copy can move: (destination, source, number of blocks).
 
-    In a run, blocks are neighbours on both sides and lie within one stretch on both sides.
     numbers: [2, count], the block numbers of destinations, then of sources.
-    stretches: the `stretch` of both sides.
+    stretches: for destinations and sources, how many blocks are page-locked at a time. No run
+        crosses a multiple of this.
     """
     parts = numbers // np.array(stretches)[:, None]
     breaks = ((np.diff(numbers) != 1) | (np.diff(parts) != 0)).any(axis=0)
@@ -265,14 +265,14 @@ def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 class _CudaCopied:
-    # None: CUDA event times cannot be compared with `time.perf_counter`.
+    # Not known: CUDA event times cannot be compared with `time.perf_counter`.
     ran_s: tuple[float, float] | None = None
 
     def __init__(self, end: torch.cuda.Event) -> None:
         self.end, self._over = end, False
 
     def query(self) -> bool:
-        # The result is kept, because each transfer of a batch asks.
+        # The result is cached, because each transfer of a batch calls this.
         self._over = self._over or bool(self.end.query())
         return self._over
 
@@ -307,7 +307,7 @@ class HostStreams:
         return copies
 
     def delay_compute(self, copied: Copied) -> ComputeDelay:
-        """Wait for the copies, because the host is what computes."""
+        """Block the host until the copies have ended, because compute runs on the host."""
         start = time.perf_counter()
         copied.synchronize()
         waited_s = time.perf_counter() - start

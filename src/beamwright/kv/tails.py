@@ -1,23 +1,23 @@
 """Tails: contiguous buffers for the newest KV of the rows of a batch, before it goes to blocks.
 
 A tail has the layout that attention reads: contiguous per row, with rows of different lengths.
-Whole blocks of its tokens are also stored in segments. Tokens of one head are adjacent, because at
-256 rows this reads four to six times as fast as token by token
-(docs/log/2026-11.md#operators-and-layout). Where tokens are written, and how many are read, is in
-tensors at addresses that change only with `num_moves`, so that a captured step can be replayed.
+Whole blocks of a tail's tokens are also copied to the row's segment. Tokens of one head are
+adjacent, because at 256 rows attention then reads four to six times as fast as token by token
+(docs/log/2026-11.md#operators-and-layout). Tensors say where tokens are written and how many are
+read. Their addresses change only when `num_moves` does, so a captured step can be replayed.
 
-Keys are padded to few lengths, so that a row's sums do not depend on the lengths of other rows.
-With zeros after a row's own tokens, its sums are equal at every length that is used here. Three
-properties of CPU matrix products decide which lengths these are:
+Tails and paths are padded with zeros to one of a few lengths, at which a row's sums are bitwise
+equal. So a row's sums do not depend on the lengths of other rows. Three properties of CPU matrix
+products decide which lengths are possible:
 
-- Sums of vectors go to four accumulators in turn, and a rest of fewer than four vectors goes to the
-  first one. So a length is a multiple of four vectors, or so short that all of it is rest.
+- Vectors are added to four accumulators in turn, and a remainder of fewer than four vectors to the
+  first accumulator. So a length is a multiple of four vectors, or shorter than four vectors.
 - A product below some size runs in torch's own loop, which rounds differently. So heads with few
   dimensions get more tokens.
 - MKL cuts the sums of a product at 192 tokens, but into halves if fewer than 384 are left (seen on
   a CPU with AVX2 alone, with four or more queries per head).
 
-The start-up self-test checks this on the machine at hand.
+The start-up self-test checks the bitwise equality on the current machine.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def padded_path(count: int, head_dim: int) -> int:
 class SessionTail(Protocol):
     """Interface to the newest KV of a batch's rows, in all groups of layers.
 
-    `RowTails` keeps it in a buffer. `attention.kernels.own` writes it to blocks at once.
-    `attention.groups` has a tail for each group.
+    `RowTails` keeps this KV in a buffer, `attention.kernels.own` writes it directly to blocks, and
+    `attention.groups` combines the tails of several groups.
     """
 
     @property
@@ -72,11 +72,11 @@ class SessionTail(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that each row has room for at present."""
+        """Number of tokens for which each row has memory at present."""
 
     @property
     def num_moves(self) -> int:
-        """Number of reallocations. After one, captured steps must not be replayed."""
+        """Number of reallocations. Steps captured before the last one must not be replayed."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -88,7 +88,7 @@ class SessionTail(Protocol):
         """Write KV of a preempted row, [layers, 2, tokens, kv_heads, head_dim] for each group."""
 
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
-        """Set each row's segment, and the number of its tokens that are not in the tail."""
+        """Set each row's segment, and how many of the segment's tokens are not in the tail."""
 
     def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """Set each row's number of tokens in the tail, and make room for `max_tokens` more.
@@ -100,7 +100,7 @@ class SessionTail(Protocol):
         """Move every row to its next token, after all layers have written the current one."""
 
     def take(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
-        """Return KV of rows for the store's `append`. The tail keeps it.
+        """Return a copy of rows' KV, one tensor per group, for `SegmentStore.append`.
 
         parts: (row, first, end) of the tokens to return.
         """
@@ -115,8 +115,8 @@ class SessionTail(Protocol):
 class Tail(SessionTail, Protocol):
     """Interface to the tail of one group of layers, for attention.
 
-    capacity: most tokens of a row.
-    places: [rows], the place where each row's current token is written.
+    capacity: maximum number of tokens of a row.
+    places: [rows], the index in the tail at which each row's current token is written.
     mask: additive [rows, 1, 1, tokens] over the tokens that `read` returns; None if all are seen.
     """
 
@@ -139,9 +139,9 @@ class _Spread(NamedTuple):
     """Indices of a pass that computes several tokens per row, such as drafts.
 
     rows: the row that each token of the pass reads.
-    places: each token's place in that row.
-    slots: slots to which tokens are written.
-    source: the token of the pass that is written to each slot.
+    places: the index of each token in that row's tail.
+    slots: slots of the buffer to which tokens are written.
+    source: for each slot, the token of the pass that is written there.
     """
 
     rows: torch.Tensor
@@ -153,12 +153,12 @@ class _Spread(NamedTuple):
 class RowTails:
     """Buffer of the rows' newest KV: [layer, K or V, row, kv_head, token, head_dim].
 
-    capacity: most tokens of a row.
+    capacity: maximum number of tokens of a row.
     storage: the memory in this shape, for the present rows and tokens.
-    places: [rows] int64, the place where each row's current token is written.
-    counts: [rows] int32, the tokens that attention reads, the current one included.
+    places: [rows] int64, the index at which each row's current token is written.
+    counts: [rows] int32, the number of tokens that attention reads, the current one included.
     mask: additive [rows, 1, 1, tokens].
-    stays: True if memory outlives the rows, until `release`.
+    stays: True: memory is kept when all rows have left, until `release`.
     """
 
     def __init__(self, store: KVReader, capacity: int, *, stays: bool = False) -> None:
@@ -228,7 +228,7 @@ class RowTails:
         held = self.storage[:, :, list(kept[start:])]
         self._resize(num_rows, self.num_tokens)
         self.storage[:, :, start : len(kept)] = held
-        # A row that has left may leave a NaN here, which an attention weight of 0 does not mask.
+        # The KV of a removed row may be NaN, which an attention weight of 0 does not mask.
         self.storage[:, :, len(kept) :] = 0
 
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
@@ -252,7 +252,7 @@ class RowTails:
         return [self.storage[:, :, at, :, where]]
 
     def close(self) -> None:
-        """Remove all rows, and free the memory unless it stays."""
+        """Remove all rows. Free the memory unless `stays` is true."""
         self._set_shape(0, 0)
         if not self._stays:
             self.release()
@@ -283,7 +283,7 @@ class RowTails:
         self._mask = None
 
     def advance(self) -> None:
-        """Move every row to its next token, on the device."""
+        """Move every row to its next token, by kernels alone."""
         self._places[: self.num_rows + len(self._slots)].add_(1)
         self.counts.add_(1)
         self._mask = None
@@ -292,8 +292,9 @@ class RowTails:
     def passes(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Indices of the coming pass for kernels: (slots, source, rows).
 
-        slots: where KV is written, [tokens * 2 * kv_heads]. source: the token of the pass written
-        to each. rows: the row that each token reads. None: each row has one token, in order.
+        slots: where KV is written, [tokens * 2 * kv_heads]. source: the token of the pass whose KV
+        is written to each slot. rows: the row that each token reads. source and rows are None if
+        token i of the pass belongs to row i.
         """
         if self._spread is None:
             return self._slots, None, None
@@ -324,9 +325,9 @@ class RowTails:
     def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
         """Set up a pass that computes several tokens per row, each after the ones before it.
 
-        rows, places: [tokens], the row of each token, and its place in the row.
-        written: [3, writes], a token of the pass, and the row and place that get its KV. A token
-            that is not written pads the batch.
+        rows, places: [tokens], the row of each token, and its index in the row's tail.
+        written: [3, writes], index of a token in the pass, and the row and index in its tail to
+            which the token's KV is written. Tokens that are not written pad the batch.
         """
         source, row, place = written
         count, alone = len(source), torch.arange(len(source), device=source.device)
@@ -348,7 +349,7 @@ class RowTails:
             self._resize(self.num_rows, tokens)
             if old is not None:
                 self.storage[..., :held, :] = old
-            self.storage[..., held:, :] = 0  # other rows may have left NaNs here
+            self.storage[..., held:, :] = 0  # KV of removed rows may be NaN
 
     def _resize(self, num_rows: int, num_tokens: int) -> None:
         needed = prod(self._shape(num_rows, num_tokens))

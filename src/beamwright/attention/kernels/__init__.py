@@ -1,8 +1,8 @@
 """Triton attention kernels over paged KV. This module checks whether they can run on a device.
 
 `worklist` cuts paths into parts, `programs` and `tiles` contain the kernels, `launch` starts them
-on tensors, and `views` contains the backends. `attention.reference` is their oracle. Triton is
-imported only when it is needed.
+on tensors, and `views` contains the backends. Tests compare the kernels with
+`attention.reference`. Triton is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_interpreted() -> bool:
 
 def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why the kernels cannot run on tensors of `dtype` on `device`; None if they can."""
-    # Not `triton_version`, which reads files: every view calls this function.
+    # `triton_version` is not used here: it reads files, and every view calls this function.
     if find_spec("triton") is None:
         return "triton is not installed (pip install triton)"
     if device.type == "cuda" and not has_matrix_units(device):
@@ -74,7 +74,7 @@ def is_hopper(device: torch.device) -> bool:
 def has_small_shared_memory(device: torch.device) -> bool:
     """Return True if a multiprocessor has only 100 KiB of shared memory.
 
-    These are RTX cards with compute capability 8.6, 8.9 or 12.0.
+    RTX cards with compute capability 8.6, 8.9 or 12.0 have so little.
     """
     capability = _capability(device)
     return capability in ((8, 6), (8, 9)) or capability >= (12, 0)

@@ -1,6 +1,6 @@
 """Launches the attention kernels on paged KV, with work lists (`worklist`) as device tensors.
 
-This module knows blocks but not the segments that own them.
+This module knows blocks, but not the segments to which the blocks belong.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Partials:
         context: [slots, heads, head_dim], float32.
         lse: base-2 log-sum-exp [slots, heads], float32.
         first_own: the first slot of rows' own tokens.
-        early: launch options of the kernels that write and read the partial results.
+        early: launch options of the kernels that write and read the partial results, by which one
+            can
+        start before the other has ended.
     """
 
     def __init__(

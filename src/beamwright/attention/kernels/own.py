@@ -1,9 +1,9 @@
 """OwnBlocks: tables of the blocks to which decode kernels write each row's newest tokens.
 
-Other backends hold a row's newest tokens in a tail. The kernels write them directly into the blocks
-of the row's segment, where they stay. The session reserves these blocks before a token is computed,
-so storing tokens only updates counts. Rows without a segment, and tokens past the reserved blocks,
-use the pool's spare block; their KV is discarded.
+Other backends hold KV of a row's newest tokens in a tail buffer. The kernels write this KV directly
+into the blocks of the row's segment. The session reserves these blocks before a token is computed,
+so storing tokens only updates counts. KV of rows without a segment, and of tokens past the reserved
+blocks, is written to the pool's spare block, that is, discarded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OwnBlocks:
         self._entry, self._group = entry_size(self._size), group
         self.capacity = self.num_tokens = capacity
         self.num_rows, self.num_moves = 0, 0
-        self._spare = len(store.kv.storage) - 1  # the pool's last block, which has no owner
+        self._spare = len(store.kv.storage) - 1  # the pool's last block, which no segment owns
         self._per_row = capacity // self._entry
         self._flat = torch.zeros(0, dtype=torch.int32, device=store.compute_device)
         self._blocks = np.zeros((0, 1), dtype=np.int32)
@@ -55,7 +55,7 @@ class OwnBlocks:
         return used.view(self.num_rows, self._per_row)
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Set the number of rows. `find` and `begin` then fill the tables."""
+        """Set the number of rows. Later, `find` and `begin` fill the tables."""
         needed = max(_LEAST_ROWS, num_rows) * (1 + self._per_row)
         if needed > len(self._flat):
             self._flat = self._flat.new_zeros(needed)
@@ -72,7 +72,7 @@ class OwnBlocks:
     def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Set each row's segment, and the number of the segment's tokens before the newest ones.
 
-        None: a row without a segment, which uses the spare block.
+        None in place of a row: it has no segment, and uses the spare block.
         """
         size, shape = self._size, (self.num_rows, max(1, self.capacity // self._size))
         self._blocks = np.full(shape, self._spare, dtype=np.int32)

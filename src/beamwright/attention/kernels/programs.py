@@ -6,7 +6,7 @@ Scores are in base 2: `scale` is head_dim ** -0.5 * log2(e), and log-sum-exps ar
 Products of float32 use IEEE arithmetic, never TF32. Sums are in float32. The order of summation
 depends only on the tile size and on the row's own path.
 
-Compile-time arguments; code for an option that is off is compiled away:
+Compile-time arguments (code for an option that is off is not compiled):
 SOFTCAP: scores become softcap * tanh(score / softcap); 0 for none.
 WINDOW: number of tokens that a token attends to, itself included; 0 for all.
 SINKS: one score per head joins the softmax after all keys of a row.
@@ -209,7 +209,7 @@ def merge_rows(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
     SINKS: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial results of each row in path order, its own tokens last, PARTS at a time.
+    """Merge the partial results of each row in path order, own tokens last, PARTS at once.
 
     One program runs per (row, query head).
 
@@ -274,7 +274,7 @@ def attend_chunks(
         packed batch; the tile's first token and number of tokens, 0 for an empty tile; number of
         tokens from the chunk's first to the tile's last; number of tokens of the path.
     slots: [tokens] places in the pool where a tile stores its own keys and values; negative for
-        tokens that are not stored. No tile reads these places.
+        tokens that are not stored. No tile reads these slots of the pool.
     sinks: [heads] scores, not converted to base 2.
     out: [tokens, heads, head_dim], written by this kernel.
     """

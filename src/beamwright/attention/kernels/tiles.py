@@ -2,8 +2,8 @@
 
 `programs` explains the arguments in capitals. A prefill program stores the keys and values of its
 tile at the start, when it needs few registers. A decode program stores the current token of its
-row. With CODES, a model has already rounded these values with `kv.codes`, so coding them again is
-exact.
+row. With CODES, the model has already rounded these values to 8-bit codes with `kv.codes`, so
+coding them here is exact.
 
 This module has no `from __future__ import annotations`, because Triton reads `tl.constexpr` from
 the annotations.

@@ -1,9 +1,9 @@
 """Backends `triton-tree` and `triton-dense`: attention views that run the Triton kernels.
 
 Kernels read blocks in place, so a view only holds work lists with block numbers, and memory for
-partial results. All KV that its rows read must stay on the device; the caller pins it with a lease.
-The blocks of dropped rows may be freed. The work lists of `triton-tree` may still name freed blocks
-until they are rebuilt, because the results of dropped rows are never used.
+partial results. All KV that a view's rows read must stay on the device: the caller pins it by a
+lease. The blocks of dropped rows may be freed. The work lists of `triton-tree` may still name freed
+blocks until they are rebuilt, because the results of dropped rows are never used.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class KernelWorkspace:
     Their addresses stay the same until the memory has to grow. `num_moves` counts reallocations.
     CUDA graphs captured before a reallocation are invalid.
 
-    stays: the workspace outlives its first view, so it reserves the memory that most searches with
-        the same number of rows need.
+    stays: True: later views use the workspace too, so it reserves the memory that most searches
+        with the same number of rows need.
     """
 
     def __init__(self, store: SegmentStore, *, stays: bool) -> None:
@@ -105,7 +105,7 @@ def _reserved_lengths(num_rows: int) -> dict[str, int]:
 
 
 class KernelDecode(DecodeView):
-    """A `DecodeView` that runs the kernels: parts of paths, the rows' own tokens, and the merge.
+    """A `DecodeView` that runs the kernels over parts of paths and rows' newest tokens.
 
     workspace: a workspace that the caller keeps for later views; None: the view creates its own.
     """
@@ -128,7 +128,7 @@ class KernelDecode(DecodeView):
         self._stale = True
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Rewrite the work lists if rows have changed. The next tokens then only read them."""
+        """Rewrite the work lists, which the next tokens read, if rows have changed."""
         if not self._stale:
             return
         kv, heads = self._store.kv, heads_of(self._store.kv, num_heads)
@@ -175,8 +175,8 @@ class KernelDecode(DecodeView):
 class KernelPrefill(AttentionView):
     """A prefill view that runs the kernel: each chunk attends to its path, then to itself causally.
 
-    A chunk is the new tokens of one path. Tokens after the last chunk pad the batch: they form a
-    chunk of their own without a path, and do not affect other tokens.
+    A chunk is the new tokens of one path. Tokens after the last chunk pad the batch. Padding is one
+    more chunk, without a path, and does not affect other tokens.
 
     slots: slots of the pool where `attend` stores the KV of the new tokens; None: the caller stores
         the KV.
@@ -200,7 +200,7 @@ class KernelPrefill(AttentionView):
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
         """Write the work lists of a pass in a CUDA graph; `num_tokens` includes padding.
 
-        The number of programs is the same for all chunks, because a replay cannot change it.
+        The number of programs does not depend on the chunks, because a replay cannot change it.
         """
         queries = self._build(num_tokens, num_heads)
         self._num_tiles = most_tiles(num_tokens, queries)
@@ -240,7 +240,7 @@ class KernelAttention(AttentionBackend):
     """The backend `triton-tree` or `triton-dense`.
 
     `triton-tree` reads every stored segment once for all rows below it. In `triton-dense` every row
-    reads its own copy of its path. No part is shared there, so parts are longer.
+    reads its own copy of its path. Its parts are longer, because rows share none of them.
 
     Raises:
         InputError: from its views, if the kernels cannot run on the store's tensors.

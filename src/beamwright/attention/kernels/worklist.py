@@ -11,8 +11,8 @@ as many rows as a tile holds. Sessions order rows depth-first, so these rows are
 Tile sizes depend on the model's shape, never on the batch, because a tile decides the order of
 summation.
 
-Lists are flat int32 tensors with spare capacity: an unused item has no slots, and its program ends
-at once. Lists are rewritten in place, so that a captured CUDA graph can keep reading them.
+Lists are flat int32 tensors with spare capacity. The program of an unused item, which has no slots,
+ends at once. Lists are rewritten in place, so that a captured CUDA graph can keep reading them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from beamwright.kv.segments import Path, Segment
 Ints = npt.NDArray[np.int32]
 
 _LEAST_ROOM = 8
-_STAGE_BYTES = 32 * 1024  # the most bytes of keys and values in one tile
+_STAGE_BYTES = 32 * 1024  # maximum bytes of keys and values in one tile
 # Shared memory of one program: the smallest since Ampere, and that of an H100.
 _SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024
 _HALF_BYTES = 49 * 1024  # shared memory of one program if two share the 100 KiB of an RTX card
-_LEAST = 16  # rows of a matrix instruction, and the least depth of a product
+_LEAST = 16  # rows of a matrix instruction, and the minimum depth of a product
 _FOUR_WARPS = 64 * 128 * 32  # a tile with more pairs x dim x tokens gets eight warps
-# Least average tokens per chunk of a captured pass; bounds its number of programs.
+# Minimum average number of tokens per chunk in a captured pass. It limits the number of programs.
 LEAST_CHUNK = 8
-# Most tokens of an entry. A tile holds whole entries, and a block may have several entries.
+# Maximum number of tokens of an entry (a block or a piece of one). A tile holds whole entries.
 MOST_ENTRY_TOKENS = 16
 
 # --- tiles ---------------------------------------------------------------------------------------
@@ -83,9 +83,11 @@ def decode_tile(heads: HeadLayout, element_bytes: int, *, small: bool = False) -
 
     Few queries read each key, so small groups get few pairs; otherwise most of the tile would be
     idle. On an H100, three programs with 32 tokens per tile fit a multiprocessor, but only two with
-    64. Then 256 rows take 35 us per layer instead of 44 (docs/log/2026-11.md#attention-on-a-card).
+    64. With 32, 256 rows take 35 us per layer instead of 44
+    (docs/log/2026-11.md#attention-on-a-card).
 
-    small: see `has_small_shared_memory`; two programs fit there, if necessary with one stage less.
+    small: `has_small_shared_memory` of the GPU. Two programs must fit its shared memory, if
+        necessary with one pipeline stage less.
     """
     pairs = 16 if heads.group <= 2 else 32 if heads.group <= 4 else 64
     most_bytes = _HALF_BYTES if small else _SHARED_BYTES
@@ -98,8 +100,9 @@ def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False)
 
     float32 has no matrix unit, and its larger tiles would spill registers.
 
-    hopper: see `is_hopper`; products read tiles from shared memory. With head_dim 128, 128 pairs
-    and eight warps were an eighth faster after a path; with head_dim 64 they were slower. On other
+    hopper: `is_hopper` of the GPU. There, products read tiles from shared memory. With head_dim
+        128,
+    128 pairs and eight warps were an eighth faster after a path; with head_dim 64, slower. On other
     cards tiles pass through registers: with head_dim 64 and 8-bit KV, two tiles of 64 tokens do not
     fit.
     """
@@ -134,9 +137,10 @@ def _tile(
 class Cuts:
     """Constants that decide how paths are cut into parts.
 
-    part_tokens: the most tokens of a part, a multiple of the block size. Longer segments are split
-        (split-K), and shorter ones are joined, though siblings then read shared segments more than
-        once: on an H100 time depends on the number of programs, not on bytes in its cache
+    part_tokens: maximum number of tokens of a part, a multiple of the block size. Longer segments
+        are split (split-K). Shorter ones are joined, although joining makes siblings read shared
+        segments more than once: on an H100 time depends on the number of programs, not on bytes in
+            its cache
         (docs/log/2026-11.md#attention-on-a-card). With 128, few rows wait for the longest part.
     copy_per_row: every row reads its own device copy of its path. The k-th row through a segment
         reads the k-th copy, or the last one if there are fewer.
@@ -180,7 +184,7 @@ class DecodeWork:
 
     items: [items * 4] first entry, number of entries, first slot and number of slots of each item.
     entry_blocks: [entries] a block of the pool, or a piece of a block with `entry_size` tokens.
-    entry_tokens, entry_firsts: [entries] its valid tokens, and the part's tokens before them.
+    entry_tokens, entry_firsts: [entries] the entry's valid tokens, and the part's tokens before it.
     slot_rows: [slots] the row of each slot.
     slot_reach: [slots] path tokens from the first token of the part up to the row's tail.
     row_parts: [rows * 2] start of a row's slots in row_slots, and its number of parts and tail.
@@ -308,7 +312,7 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     seen: Counter[Segment] = Counter()
     known: dict[Hashable, _Part] = {}
     of_path: dict[Hashable, list[_Part]] = {}  # by id: siblings have the same path object
-    of_lengths: dict[Hashable, list[list[TokenRun]]] = {}  # few, if step lengths are fixed
+    of_lengths: dict[Hashable, list[list[TokenRun]]] = {}  # few keys if step lengths are fixed
     by_row: list[list[tuple[_Part, int]]] = []
     for row, path in enumerate(paths):
         whole = row if cuts.copy_per_row else id(path)
@@ -389,7 +393,7 @@ class WorkBuffers:
     """Device tensors for work lists, with capacities that are powers of two.
 
     `num_moves` counts reallocations: a graph captured before then must be captured again.
-    least_room: the least capacity of every list. headroom: when lists grow, each list gets at
+    least_room: minimum capacity of every list. headroom: when lists grow, each list gets at
     least this multiple of its length.
     """
 
@@ -406,7 +410,7 @@ class WorkBuffers:
     ) -> list[torch.Tensor]:
         """Write `work` to the device, and return its lists in field order, padded with zeros.
 
-        rooms: the least capacity by name of a list, applied when any list has to grow.
+        rooms: minimum capacity by name of a list, applied when any list has to grow.
         """
         lists: list[Ints] = [getattr(work, each.name) for each in fields(work)]
         needed = [len(each) for each in lists]
