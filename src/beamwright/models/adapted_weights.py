@@ -77,7 +77,7 @@ def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: 
     for target, read in loader.tensor_readers().items():
         try:
             given |= {name: tuple(_unwrap_list(value).shape) for name, value in read().items()}
-        except Exception as error:  # `transformers` merges, and may raise anything
+        except Exception as error:  # merging in `transformers` may raise anything
             raise InputError(
                 f"model {where}: the weights for {target} do not fit together: config.json belongs "
                 f"to another model, or a file is damaged ({error_line(error)})"
@@ -221,7 +221,7 @@ class _Loader:
         }
 
     def put(self, name: str, value: Any) -> None:
-        """Store a value as the weight `name`, and as the tied weights that the file lacks.
+        """Store a value in the model as the weight `name`, and as tied weights that the file lacks.
 
         value: a tensor, or a projection in the file's format.
         """
@@ -276,8 +276,8 @@ class _Loader:
         def kept(leaf: str, number: int) -> Linear | None:
             """Return the projection of expert `number` in the file's quantised format.
 
-            None if `--weights` asks for another format, or if the file has no tensors with the
-            usual names of experts.
+            None: `--weights` asks for another format, or the file has no tensors with the usual
+            names of experts.
             """
             if not placing.storage.is_stored:
                 return None

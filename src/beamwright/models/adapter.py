@@ -78,7 +78,7 @@ class EmbeddingRows:
 
 
 class _Attention:
-    """The attention function that `transformers` calls in every layer; it calls the view."""
+    """The function that `transformers` calls for attention; it calls the attention view."""
 
     # The attention view of the current forward pass.
     view: AttentionView
@@ -134,27 +134,30 @@ class Experts:
     module: the experts module of `transformers` whose weights and settings are used.
     convert: converts each projection once, when it is loaded; None: projections stay plain, so
         that one kernel may multiply the rows of all experts.
-    kept: returns an expert's projection in the format of the file, given the parameter's name and
-        the expert's number; None if the file has no such format.
+    stored_projection: returns an expert's projection as the checkpoint stores it, quantised; None
+        if the checkpoint stores plain weights. Its arguments are the parameter's name and the
+        expert's number.
     """
 
     def __init__(
         self,
         module: Any,
         convert: Callable[[Linear], Linear] | None,
-        kept: Callable[[str, int], Linear | None],
+        stored_projection: Callable[[str, int], Linear | None],
         tile_rows: int | None,
     ) -> None:
         self._module, self._tile_rows = module, tile_rows
         up = next(name for name in _UP if hasattr(module, name))
-        self._up, self._down = (self._take(name, convert, kept) for name in (up, "down_proj"))
+        self._up, self._down = (
+            self._take_projections(name, convert, stored_projection) for name in (up, "down_proj")
+        )
         self._grouped = isinstance(self._up, Tensor)
 
-    def _take(
+    def _take_projections(
         self,
         name: str,
         convert: Callable[[Linear], Linear] | None,
-        kept: Callable[[str, int], Linear | None],
+        stored_projection: Callable[[str, int], Linear | None],
     ) -> list[Linear] | Tensor:
         """Take the projections of all experts out of the module's parameter `name`.
 
@@ -169,7 +172,7 @@ class Experts:
             return stacked
         for number, weight in enumerate(stacked):
             bias = None if biases is None else biases.detach()[number].clone()
-            if bias is None and (linear := kept(name, number)) is not None:
+            if bias is None and (linear := stored_projection(name, number)) is not None:
                 taken.append(linear)
                 continue
             plain = Linear(weight.T.contiguous().clone(), bias)
@@ -187,8 +190,7 @@ class Experts:
         counts = flat.new_zeros(module.num_experts).scatter_add_(0, flat, torch.ones_like(flat))
         padded = (counts + ROW_MULTIPLE - 1) // ROW_MULTIPLE * ROW_MULTIPLE
         order, ends = flat.argsort(stable=True), padded.cumsum(0)
-        # The rows that pad an expert's rows to a multiple of 8 are copies of token 0. Their results
-        # are not read.
+        # Copies of token 0 pad each expert's rows to a multiple of 8. Their results are not read.
         shift = (ends - padded) - (counts.cumsum(0) - counts)
         by_expert = torch.arange(len(flat), device=flat.device) + shift[flat[order]]
         places = torch.empty_like(order).index_copy_(0, order, by_expert)
@@ -214,7 +216,8 @@ class Experts:
     ) -> Tensor:
         """Multiply each expert's rows of x [rows, in] with its weights, and return [rows, out].
 
-        sizes: number of rows of each expert, which the projections of `kept` need.
+        kept: a projection per expert, or the weights of all experts for the grouped kernel.
+        sizes: number of rows of each expert, for projections.
         ends: end of each expert's rows [experts], on the device, for the grouped kernel.
         """
         if isinstance(kept, Tensor):
@@ -295,7 +298,7 @@ class AdaptedDecoder(Decoder):
         """Wrap the recurrent modules, so that they read and write the states of the current view.
 
         Raises:
-            NotBuiltError: if a module's results for a token depend on how many tokens it gets.
+            NotBuiltError: if a module's results depend on how many tokens it gets in one call.
         """
         known, made = dict[type, bool](), list[Recurrent]()
         in_blocks = can_step_in_blocks(self.device, self.dtype)
@@ -347,7 +350,7 @@ class AdaptedDecoder(Decoder):
         return F.embedding(token_ids, self._embedding)
 
     def first_layers(self) -> AdaptedDecoder:
-        """Return a shallow copy with as many first layers as contain every kind of layer.
+        """Return a shallow copy with the first layers, as many as contain every kind of layer.
 
         No layer in between is left out, because modules know their layer numbers.
         """

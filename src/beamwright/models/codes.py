@@ -1,7 +1,8 @@
 """Weights in 4 or 8 bits on a GPU: their memory layout, and Triton code that dequantises them.
 
 A weight is code * scale + low, where `low` is the value of code 0. The result is rounded once, to
-the dtype of the activations. So a product is bitwise equal to the product with these numbers.
+the dtype of the activations. So the kernels' product is bitwise equal to that of the dequantised
+weight.
 
 Layout: a tile of 1 KiB has 16 outputs (rows of the weight) and 16 words of 32 bits for each output.
 Word t of an output holds the codes of columns t, t + 16, t + 32, ..., beginning with the lowest
@@ -25,9 +26,9 @@ from beamwright.models.grouped import GroupedLinear
 # Columns of a unit. A sum over columns is split into parts of whole units (see `streaming`).
 UNIT = 128
 _SIDE = 16  # outputs of a tile, and words of each output, which hold codes of 16 adjacent columns
-# Group size that stands for a whole row. With one constant a single kernel serves all widths.
+# Group size that stands for a whole row. With this constant, one compiled kernel serves all widths.
 _ROW = 1 << 30
-_BLOCK_VALUES = 1 << 24  # values converted to the layout at a time
+_BLOCK_VALUES = 1 << 24  # values converted to the layout at once
 
 
 @dataclass(frozen=True)

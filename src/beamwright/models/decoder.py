@@ -31,12 +31,13 @@ ROW_MULTIPLE = 8
 # A product with 1 row often differs: see `Linear.takes_one_row`.
 FEW_ROWS = 2
 _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
-_RUN = 2048  # rotary positions per call; a constant, so that values do not depend on the growth
+_RUN = 2048  # positions computed at once; fixed, so that values do not depend on how tables grow
 # Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams.
 TILE_ROWS = 64
 # For each head_dim, the Hadamard rotation of queries and keys (`kv.codes.hadamard`).
 #
-# It is a matrix, and the factor by which a product of two rotated vectors must be multiplied.
+# A rotation is a matrix, and the factor by which a product of two rotated vectors must be
+# multiplied.
 Rotations = Mapping[int, tuple[Tensor, float]]
 
 
@@ -156,7 +157,7 @@ class RotaryTables:
         *,
         num_positions: int = 0,
     ) -> None:
-        # Checkpoints are trained with angles in float32, so only a float64 model has wider ones.
+        # Checkpoints are trained with float32 angles, so only a float64 model has float64 angles.
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._freq = torch.tensor(inv_freq, dtype=torch.float32).to(wide)
         self._scale, self._context = scale, context
@@ -204,7 +205,10 @@ class RoundedView(AttentionView):
         self.looks_ahead, self.states = view.looks_ahead, view.states
 
     def foresee(self, layer: int, query: Tensor) -> None:
-        """Pass on an estimated `query`, rotated as `attend` rotates the final query."""
+        """Give the view an estimate of a layer's query before the layer runs, to load KV early.
+
+        The estimate is rotated as `attend` rotates the final query.
+        """
         self._view.foresee(layer, self._rotate_query(query))
 
     def attend(
@@ -241,9 +245,9 @@ class Decoder(Protocol):
     # With a fixed number of rows a library cannot choose another kernel for another batch. None:
     # each call gets the whole batch.
     tile_rows: int | None
-    # Least number of rows that a pass is padded to.
+    # Minimum number of rows to which a pass is padded.
     #
-    # It is below 8 only where the start-up self-test found the results bitwise equal.
+    # The minimum is below 8 only where the start-up self-test found the results bitwise equal.
     least_rows: int
     # The dtype of the weights that are not quantised, and of the computation.
     dtype: torch.dtype
@@ -251,7 +255,7 @@ class Decoder(Protocol):
     device: torch.device
     # The format in which keys and values are stored, see `set_kv_dtype`.
     #
-    # The decoder rounds keys and values to it before it passes them to the view.
+    # The decoder rounds keys and values to this format before it passes them to the view.
     kv_dtype: KVDtype = "auto"
     rotations: Rotations
 
@@ -272,16 +276,16 @@ class Decoder(Protocol):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """A key that is equal for decoders that run the same code on the same sizes."""
+        """A key for self-test results: equal for decoders that run the same code on equal sizes."""
 
     def hidden(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None = None
     ) -> Tensor:
         """Return the hidden states [tokens, hidden] of packed tokens, after the final norm.
 
-        token_ids, positions: [tokens]; their number is as `padded_rows` returns it.
-        read: the indices of the tokens whose hidden states are returned, padded likewise; None:
-            all tokens.
+        token_ids, positions: [tokens]; the caller pads them to a number that `padded_rows` returns.
+        read: the indices of the tokens whose hidden states are returned, padded in the same way;
+            None: all tokens.
         """
         if self.kv_dtype != "auto":
             view = RoundedView(view, self)
@@ -299,7 +303,7 @@ class Decoder(Protocol):
         """Return the rows [tokens, hidden] of the embedding table for `token_ids`."""
 
     def first_layers(self) -> Decoder:
-        """Return a copy for self-tests that keeps a layer of each kind and form of products."""
+        """Return a copy for self-tests, which keeps one layer of each kind and weight format."""
 
     def set_kv_dtype(self, kv_dtype: KVDtype) -> None:
         """Set the format in which keys and values are stored, and make its rotations."""
@@ -313,6 +317,6 @@ class Decoder(Protocol):
     def by_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Apply `work` to rows x [rows, width], padded so that the result is batch-invariant.
 
-        This is for matrix products outside the decoder, such as a verifier's head.
+        Code outside the decoder, such as a verifier's head, uses it for matrix products.
         """
         return by_rows(work, x, self.tile_rows, max(FEW_ROWS, self.least_rows))

@@ -28,8 +28,8 @@ class Norm:
     """RMS norm or layer norm over the last dimension.
 
     kind: "rms" or "layer".
-    lifted: True if the checkpoint stores the weights without the 1 that has to be added to them.
-        The norm then computes in at least float32.
+    lifted: True if 1 has to be added to the stored weights. Such a norm computes in at least
+        float32.
     """
 
     kind: str
@@ -90,8 +90,8 @@ def _forms(layer: Layer) -> tuple[object, ...]:
     return tuple(each.form for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
 
 
-# Rows that an MLP computes at a time on a CPU. Its intermediate rows are about ten times as wide as
-# the hidden size, and would otherwise set the peak of memory.
+# Rows that an MLP computes at once on a CPU. An MLP's intermediate rows are about ten times as wide
+# as the hidden size, so all rows at once would set the peak of memory.
 _INNER_ROWS = 512
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -104,7 +104,7 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 def fused_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """Return the module `models.fused` if its kernels run on such tensors.
 
-    None: torch's operations must be used, which compute the same.
+    None: the caller uses torch's operations, which compute the same.
     """
     if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
         return None
@@ -236,7 +236,7 @@ class DenseDecoder(Decoder):
     ) -> tuple[RotaryTables | None, RotaryTables | None]:
         """Return the rotary tables of most layers, and those of the sliding layers `shape.near`.
 
-        None for layers without rotary positions, and if `shape.near` is empty.
+        The first is None without rotary positions, the second if `shape.near` is empty.
         whole: compute the tables for the whole context at once, as captured CUDA graphs need it.
         """
         shape, how = self.shape, (self.shape.context, dtype, self.device)
@@ -249,7 +249,8 @@ class DenseDecoder(Decoder):
 
         `_layer_rotary_args` selects the arguments of one layer.
         """
-        # The C library has tables of its own. With it, these are made only if a view looks ahead.
+        # The C library has its own tables. With it, torch tables are made only for views that look
+        # ahead.
         if self._far is None and self.shape.inv_freq:
             self._far, self._near = self._make_rotary_tables(self.dtype)
         if self._far is None:
@@ -276,8 +277,8 @@ class DenseDecoder(Decoder):
     ) -> None:
         """Estimate the query of layer `number` + 1, and pass it to the view.
 
-        The estimate is computed from x, the input of layer `number`. The view chooses the KV blocks
-        to load by it.
+        The estimate is computed from x, the input of layer `number`. From the estimate the view
+        chooses the KV blocks to load.
         """
         if number + 1 < len(self.weights.layers):
             coming = partial(self._estimate_query, self.weights.layers[number + 1])
@@ -349,9 +350,9 @@ class DenseDecoder(Decoder):
         return self._add_norm(follow, x, self._mlp_output(layer, normed))
 
     def _mlp_output(self, layer: Layer, normed: Tensor) -> Tensor:
-        """Compute the output of an MLP [rows, hidden], which the residual stream is increased by.
+        """Compute the output of an MLP [rows, hidden], to be added to the residual stream.
 
-        It may be in partial sums [parts, rows, hidden], which the kernel of the next norm adds up.
+        The output may be partial sums [parts, rows, hidden], which the next norm's kernel adds up.
         """
         delta = self._run_mlp(layer, normed)
         return delta if layer.after_mlp is None else layer.after_mlp(delta)

@@ -3,12 +3,12 @@
 The kernels are batch-invariant: a single program computes each sum over a row. Sums are in float32.
 Numbers are rounded at the same places as in `dense`, whose torch operations are the specification.
 
-Most launches are captured in CUDA graphs. For the others the launch time on the host matters. So
+Most launches are captured in CUDA graphs. For launches outside graphs, time on the host matters, so
 kernels have few arguments, and arguments that vary cause no new compilation.
 
-EARLY, a parameter of every kernel that `launch` starts: the kernel begins while the previous kernel
-is still running. It waits for the end of that kernel before it reads anything except weights and
-tables, which no kernel writes.
+EARLY, a parameter of every kernel that `launch` starts, is CUDA's programmatic dependent launch:
+the kernel begins while the previous kernel is still running. It waits for the end of that kernel
+before it reads anything except weights and tables, which no kernel writes.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton
 reads `tl.constexpr` from them.

@@ -29,7 +29,7 @@ UNPACK = {
     4: torch.ops.quantized.embedding_bag_4bit_unpack,
     8: torch.ops.quantized.embedding_bag_byte_unpack,
 }
-_BLOCK_VALUES = 1 << 20  # values quantised at a time
+_BLOCK_VALUES = 1 << 20  # values quantised at once
 
 
 # --- products by oneDNN, which are batch-invariant (docs/concepts/sameness.md) ---------------
@@ -39,7 +39,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `F.linear` with a weight that is not packed, by oneDNN where that is possible."""
+    """Compute `F.linear` with a weight that is not packed, by oneDNN where it is available."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
         return multiply(x, weight, bias)
     return F.linear(x, weight, bias)
@@ -93,7 +93,7 @@ class GroupedLinear(Linear):
         codes share a byte, the first in the low half. Scale and low are float16 with 4-bit codes
         and float32 with 8-bit codes. This is the layout of torch's quantised embedding tables,
         whose operators dequantise tiles on a CPU.
-    columns: number of columns; the last group may be padded beyond it.
+    columns: number of columns, without the padding of the last group.
     """
 
     def __init__(self, bits: int, weight: Tensor, columns: int, bias: Tensor | None = None) -> None:

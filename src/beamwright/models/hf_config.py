@@ -1,9 +1,9 @@
 """Reads a model's config.json, or a GGUF file's metadata, into a `ModelShape`.
 
-This is the only reader of Hugging Face configs. It refuses a config that the decoder cannot compute
-as the checkpoint means it; the message names what is supported. Code in a model's folder
-(`auto_map`) is never run. `transformers` parses configs, except those of the bundled models and of
-most GGUF files. These need no defaults, and importing `transformers` takes a second.
+This is the only reader of Hugging Face configs. It refuses a config for which the decoder would
+give wrong results; the message names what is supported. Code in a model's folder (`auto_map`) is
+never run. `transformers` parses configs, except those of the bundled models and of most GGUF files.
+Those need no defaults, and importing `transformers` takes a second.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find_shape(
 ) -> ModelShape:
     """Return the shape of the model that `--model` names, without reading weights.
 
-    For models in `NAMED_SHAPES`, known by their names, no file is read or downloaded.
+    For a model whose name is in `NAMED_SHAPES`, no file is read or downloaded.
     role, written, known: as in `resolve_folder`.
 
     Raises:
@@ -90,8 +90,8 @@ def read_shape(
 ) -> ModelShape:
     """Read the shape of a model from a folder's config.json, or from a GGUF file.
 
-    max_context: most tokens of a path; None: the checkpoint's limit. A sliding window that is at
-        least as long has no effect, so the shape leaves it out.
+    max_context: maximum number of tokens of a path; None: the checkpoint's limit. A sliding window
+        that is at least as long has no effect, so the shape leaves it out.
     decoder: the value of `--decoder`. "auto" uses a `transformers` model where Beamwright's own
         decoder does not support the config.
 
@@ -146,7 +146,7 @@ def config_of(folder: Path) -> Any:
         if is_gguf(folder):
             return AutoConfig.for_model(**described.read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of many types, which all concern the file's contents
+    except Exception as error:  # of any type, caused by the file's contents
         key = _FIELD.search(str(error))
         what = f"config.json: {key[1]} is invalid" if key else "config.json is invalid"
         raise UnsupportedModelError(f"{what} ({error_line(error)}); {SUPPORTED}") from error
@@ -169,10 +169,10 @@ def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | No
 
 
 def _shape_of(given: Any, max_context: int | None) -> ModelShape:
-    # `transformers` may give another type than config.json, such as ministral for mistral.
+    # `transformers` may return another model_type than config.json, as ministral for mistral.
     _check_known({"model_type": given.model_type}, FAMILIES)
-    # Keys that the modules of `transformers` do not read have no effect, such as a window in a
-    # Llama's config. So they are left out.
+    # A key that the modules of `transformers` do not read, such as a window in a Llama's config,
+    # has no effect there, so it is left out.
     used = CONFIGS[given.model_type].used
     # torch_dtype is an older alias of `dtype`. Reading it causes a warning.
     keys = (key for key in used if key != "torch_dtype" and hasattr(given, key))
@@ -271,7 +271,7 @@ def _check_counts(values: Mapping[str, Any]) -> None:
     """Check that the counts and widths in a config are whole numbers in a valid range.
 
     Raises:
-        UnsupportedModelError: for the first value that is not.
+        UnsupportedModelError: for the first value that is not such a number.
     """
     for name in _KEYS["counts"]:
         value = values.get(name)
@@ -335,7 +335,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
 
 
 def _scales_positions(config: Mapping[str, Any]) -> bool:
-    """Return whether positions are scaled; then `_rotary` needs a config of `transformers`."""
+    """Return whether positions are scaled, for which `_rotary` needs a `transformers` config."""
     rope = config["rope_parameters"]
     kinds = rope if "full_attention" in rope else {"all": rope}
     return any(kind["rope_type"] not in _UNSCALED for kind in kinds.values())

@@ -26,11 +26,11 @@ def resolve_folder(
 ) -> Path:
     """Return the checkpoint folder or GGUF file that `--model` or `--verifier` names.
 
-    spec: the name. "bundled" is the bundled folder of the `role`. "bundled:strong" is the bundled
-        verifier in both roles, because its backbone can also generate. "bundled:thinking" is a
-        generator that thinks.
+    spec: the option's value. "bundled" is the bundled folder of the `role`. "bundled:strong" is the
+        bundled verifier in both roles, because its backbone can also generate. "bundled:thinking"
+        is a generator that thinks.
     role: "generator" or "verifier".
-    written: the option's value for messages, if the user wrote more than `spec`.
+    written: what the user wrote, for messages, if it is longer than `spec`.
     known: a hint for the message if there is no such folder.
     weights: False to download a model of the hub without its weights.
 
@@ -65,13 +65,13 @@ def resolve_folder(
 
 
 def _gguf_in(folder: Path, tag: str = "") -> Path | None:
-    """Return a folder's GGUF file, or the first shard; None if the folder has other weights.
+    """Return a folder's GGUF file, or its first shard; None if the folder has other weights.
 
     tag: part of the file's name, as in `ORG/NAME:TAG`. With a tag, subfolders are searched too,
         and other weights are ignored.
 
     Raises:
-        InputError: if there are several models.
+        InputError: if the folder has several GGUF models.
     """
     files = sorted(folder.rglob(_ANY_GGUF) if tag else folder.glob(_ANY_GGUF))
     files = [file for file in files if tag.lower() in file.name.lower()]
@@ -115,8 +115,8 @@ def _explain_missing(spec: str, role: str, known: str) -> str:
 def tokenizer_folder(spec: str, written: str) -> Path:
     """Return the folder with the tokenizer of a model that runs on a server.
 
-    Servers usually call a model ORG/NAME. If there is no such folder, this is a model of the hub.
-    Its weights are not downloaded.
+    Servers usually call a model ORG/NAME. If `spec` has this form and is no folder, the model is
+    downloaded from the hub without weights. written: as in `resolve_folder`.
 
     Raises:
         InputError, UnavailableError: as `resolve_folder`.
@@ -130,7 +130,7 @@ def tokenizer_folder(spec: str, written: str) -> Path:
 def _download(name: str, *, weights: bool = True) -> Path:
     """Download ORG/NAME[:GGUF][@REVISION] from the hub, and return its folder or GGUF file.
 
-    REVISION is a branch, tag or commit. GGUF is a part of a file's name, such as Q4_K_M. If it is
+    REVISION is a branch, tag or commit. GGUF is a part of a file's name, such as Q4_K_M. If GGUF is
     given, only matching GGUF files are downloaded, even if `weights` is False.
 
     Raises:

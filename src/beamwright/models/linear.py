@@ -43,10 +43,10 @@ from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
-_PROBED = 256  # most outputs in a probe; the order of sums does not depend on their number
+_PROBED = 256  # maximum of outputs in a probe; their number does not change the order of sums
 _BYTE_ZERO = 128
 _BYTE_RANGE = 255
-_BLOCK_VALUES = 1 << 20  # values quantised at a time, because float32 copies are made of them
+_BLOCK_VALUES = 1 << 20  # values quantised at once, which bounds the float32 copies
 
 
 class PackedLinear(Linear):
@@ -160,7 +160,7 @@ def packer(
 ) -> Callable[[Linear], Linear]:
     """Return a function that converts each loaded projection to the format it is multiplied in.
 
-    fixed: on a GPU, use no library for products, see `trials.Streaming`.
+    fixed: on a GPU, use Beamwright's kernels for all products (`trials.Streaming`).
     kernels: False to use no Triton kernels (`--attention reference`).
     """
     where, pack = torch.device(device), prepack

@@ -3,8 +3,8 @@
 *Precision.* On a GPU `--dtype auto` is bfloat16, or float16 if the GPU cannot multiply bfloat16. On
 a CPU it is float32, except for large models with bfloat16 weights. With bfloat16, on a CPU that
 supports it, such a model reads half the bytes and multiplies two to four times as fast. bfloat16 is
-chosen only if its products are batch-invariant on this CPU, so that runs stay `exact`. On CPUs that
-multiply tiles (AMX) they were seen not to be.
+chosen only if its products are batch-invariant on this CPU, so that runs stay `exact`. On CPUs with
+AMX tile units, bfloat16 products were measured not to be batch-invariant.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _SLOW = "GGUF models are slow on this CPU: reinstall beamwright with a C compile
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder, its tokenizer and its folder. Random models have neither tokenizer nor folder."""
+    """A loaded decoder, its tokenizer and its folder. Random models have only a decoder."""
 
     decoder: Decoder
     codec: TextCodec | None
@@ -83,12 +83,12 @@ class LoadedModel:
     storage: Storage = Storage.PLAIN
     # The digest of the folder's files, which a thread computes.
     digest: Future[Digest | None] | None = None
-    # Warnings, one line each, about settings in the files that are not used here.
+    # Warnings, one line each, about settings in the files that Beamwright ignores.
     remarks: tuple[str, ...] = ()
 
     @property
     def context(self) -> int:
-        """Most tokens of a path."""
+        """Maximum number of tokens of a path."""
         return self.decoder.shape.context
 
     @property
@@ -114,13 +114,14 @@ def load_model(
         role: "generator" or "verifier".
         chat_template: a Jinja template or the path of one; None: the tokenizer's own.
         template_args: arguments of the template.
-        reads_logits: False for a verifier with a head of its own. Its LM head is not loaded.
+        reads_logits: whether to load the LM head; False for a verifier with its own score head.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: with a line that says why.
+        InputError, UnsupportedModelError, UnavailableError: if the model cannot be loaded; the
+            message says why.
     """
     device = check_device(settings.device)
-    # First only the config, so that errors appear before gigabytes are downloaded or read.
+    # Read only the config first, so that errors appear before gigabytes are downloaded or read.
     folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
     dtype, storage = precision(settings, shape, role)
@@ -157,12 +158,12 @@ def load_model(
 
 
 def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
-    """Return warnings, one line each, about settings in a model's files that are not used."""
+    """Return warnings, one line each, about settings in a model's files that are ignored."""
     if is_gguf(folder):
         return (*gguf_remarks(folder), *codec.remarks)
     written, where = read_config_file(folder), f"model {folder}"
     if (table := CONFIGS.get(written["model_type"])) is None:
-        # The modules of `transformers` are taken to read every attribute of their config class.
+        # Assume that a `transformers` model reads every attribute of its config class.
         config = config_of(folder)
         known = {*vars(type(config)()), *config.attribute_map, *CONFIGS["llama"].used}
         known.add("per_layer_config")
@@ -264,11 +265,11 @@ def check_device(device: str) -> str:
 
 
 def read_reference(place: Path, dtype: torch.dtype) -> Any:
-    """Load the model of a folder or a GGUF file with `transformers` alone, as a reference.
+    """Load a folder or GGUF file with `transformers` alone, to check Beamwright's results.
 
     Raises:
-        UnavailableError: if `transformers` cannot read it, initialises a weight that it did not
-            find, or leaves out a weight that belongs to a module.
+        UnavailableError: if `transformers` cannot read the model, does not find one of its weights,
+            or ignores a weight of a module.
     """
     why, folder, file = "", place, {}
     if is_gguf(place):
@@ -277,7 +278,7 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
             why = f"it needs pip install {' '.join(_READS_GGUF)}"
     how = {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False, **file}
     try:
-        with quiet_import():  # it imports torchao, if that is installed
+        with quiet_import():  # `transformers` imports torchao if it is installed
             from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
 
             if not why:
@@ -295,7 +296,7 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
 def _unloaded_weight(model: Any, info: Mapping[str, Collection[str]]) -> str:
     """Return a message about a weight that `transformers` did not find or did not use.
 
-    "": it has loaded all weights of its modules. info: the loading info of `transformers`.
+    Return "" if all weights of its modules are loaded. info: the result of `output_loading_info`.
     """
     if info["missing_keys"]:
         return f"it does not find {min(info['missing_keys'])}"
@@ -365,7 +366,7 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
 def resolve_dtype(name: str, device: str, shape: ModelShape, *, fixed: bool = False) -> torch.dtype:
     """Return the dtype for a model on `device`. name: the value of `--dtype`.
 
-    For "auto" on a CPU this may probe whether products in bfloat16 are batch-invariant.
+    With "auto" on a CPU, products in bfloat16 may be probed for batch-invariance.
     fixed: True if the model's products are batch-invariant by construction.
     """
     if name != "auto":
@@ -409,9 +410,9 @@ def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: to
 
 @contextmanager
 def convert_memory_errors(what: str, *hint: str) -> Iterator[None]:
-    """Turn a failed allocation in the body into a DeviceMemoryError.
+    """Turn a failed allocation in the `with` body into a DeviceMemoryError.
 
-    what: what cannot be done, for the message. hint: advice.
+    what: the part of the message that says what cannot be done. hint: advice to the user.
     """
     try:
         yield

@@ -8,7 +8,7 @@ library, weights are dequantised for each product.
 
 `NativeLayers` runs all layers of Beamwright's own decoder without Python or torch in between. If
 the attention view can describe its work as data (`DecodeView.described`), one call computes a
-token of every row. Otherwise Python calls the view in the middle of each layer. All values are
+token of every row. Otherwise Python calls the view in the middle of each layer. All tensors are
 float32 except keys and values.
 """
 
@@ -43,7 +43,7 @@ _TILE = 16  # outputs per tile
 _NOT_FINITE = -2
 _GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # (bits, group columns) to the library's kind
 _BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0
-_BLOCK_VALUES = 1 << 20  # values rounded at a time, which bounds the float32 copies
+_BLOCK_VALUES = 1 << 20  # values rounded at once, which bounds the float32 copies
 _ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 _STAGES = 3  # stages of a layer: queries, keys and values; attention; the rest
 _PRODUCTS = ("qkv", "out", "gate_up", "down")
@@ -139,7 +139,7 @@ def can_multiply(linear: Linear) -> bool:
 
 
 def packed(linear: Linear) -> Linear:
-    """Convert a projection for the library; unsupported formats become groups."""
+    """Convert a quantised projection to `NativeLinear`; unsupported formats to `GroupedLinear`."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if all(map(can_multiply, parts)):
         return NativeLinear([part for part in parts if isinstance(part, Codes)])
@@ -186,7 +186,7 @@ def blocks_to_groups(linear: Linear) -> Linear:
 
 
 def is_native(shape: ModelShape, weights: Any) -> bool:
-    """Return whether the library can run all layers of a model (see `NativeLayers`)."""
+    """Return whether the library can run all layers of a model, as `NativeLayers` does."""
     known = shape.norm == "rms" and shape.gated and shape.activation in _ACTIVATIONS
     products = (getattr(layer, name) for layer in weights.layers for name in _PRODUCTS)
     widths = shape.hidden % LANES == shape.head_dim % LANES == 0
@@ -245,8 +245,8 @@ class NativeLayers:
     ) -> Tensor:
         """Run all layers and the final norm on x [rows, hidden]; see `Decoder.hidden`.
 
-        foresee: called before each layer with its number and its input [rows, hidden], so that the
-            view can load KV ahead.
+        foresee: called before each layer with the layer's number and input [rows, hidden], so that
+            the view can load KV ahead.
         """
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
         self._extend_rotary(positions)
@@ -266,7 +266,7 @@ class NativeLayers:
                 rows = self._allocate_rows(rows["x"].index_select(0, read), positions)
                 context = context.index_select(0, read)
             rows["context"] = context
-            rows["turned"] = torch.empty_like(rows["turned"])  # a view may keep what it was given
+            rows["turned"] = torch.empty_like(rows["turned"])  # the view may keep the old one
             first = _STAGES * number + 2
             self._run(rows, first, min(first + 2, last))
         return rows["normed"].to(dtype)

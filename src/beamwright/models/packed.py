@@ -3,9 +3,9 @@
 On a GPU, launching a pass over few tokens takes longer than computing it. Such a pass is padded to
 one of a few sizes and captured once as a CUDA graph (`CapturedPasses`). Padding does not change
 results: padding tokens attend only to each other, and their keys and values are discarded. Matrix
-products on a GPU are batch-invariant (`models.streaming`); where they are not, results depend on
-the batch without padding as well. Chunks are chosen before padding, so padding does not change how
-attention's sums are split. `prefill` decides what runs in a pass.
+products on a GPU are batch-invariant (`models.streaming`). Where products are not
+batch-invariant, results depend on the batch even without padding. Chunks are chosen before padding,
+so padding does not change how attention's sums are split. `prefill` decides what runs in a pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Packed:
     def chained(self) -> bool:
         """True if a chunk attends to another chunk of the same pass.
 
-        Then each layer's KV must be stored before that layer's attention runs.
+        In such a pass, each layer's KV must be stored before that layer's attention runs.
         """
         return any(part.visible > part.segment.length for path in self.paths for part in path)
 

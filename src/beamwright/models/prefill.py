@@ -15,7 +15,7 @@ from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Path, Segment, Source, copies_needed, visible_path, whole
 from beamwright.models.decoder import padded_rows
 
-_BATCH_PADDED_TOKENS = 4096  # most tokens of a batch, after padding
+_BATCH_PADDED_TOKENS = 4096  # maximum number of tokens of a batch, after padding
 
 
 @dataclass
@@ -24,7 +24,7 @@ class PrefillRequest:
 
     start: the position of the first token.
     read: indices of the tokens whose hidden states are returned, in order; None for all tokens.
-    again: True if this recomputes KV that was evicted.
+    again: True if the request recomputes KV that was evicted.
     stays: True if the segment outlives the request, so that writing it back to the host is useful.
     """
 
@@ -123,7 +123,7 @@ def prefill_needs(
 
 
 def record_source(request: PrefillRequest, token_ids: Sequence[int]) -> None:
-    """Record in the segment the tokens that its KV was computed from, for recomputation."""
+    """Record in the segment from which tokens its KV was computed, for recomputation."""
     known = request.segment.source or Source(request.path, (), request.start)
     tokens = (*known.token_ids, *token_ids)
     request.segment.source = Source(known.path, tokens, known.start)
@@ -132,7 +132,7 @@ def record_source(request: PrefillRequest, token_ids: Sequence[int]) -> None:
 def _add_lost_ancestors(lost: Sequence[Segment]) -> list[Segment]:
     """Add to evicted segments the ancestors whose recurrent states must be recomputed first.
 
-    The search for them ends at the first ancestor whose state still exists.
+    The search for ancestors ends at the first one whose state still exists.
     """
     ordered = dict.fromkeys(lost)
     for segment in lost:
@@ -149,8 +149,8 @@ def _add_lost_ancestors(lost: Sequence[Segment]) -> list[Segment]:
 def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., object]) -> None:
     """Recompute evicted segments, and recurrent states before them; parents come first.
 
-    Each is computed into a new segment, which replaces the evicted parts at the end. So running out
-    of blocks loses nothing, and layer groups that were not evicted stay readable.
+    Each lost segment is computed into a new one, which replaces the evicted parts at the end. So
+    running out of blocks loses no KV, and layer groups that were not evicted stay readable.
 
     lost: the evicted segments. run: prefills a list of requests.
     """
@@ -165,7 +165,7 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
         level = list(members)
         again = [replace(request, segment=store.create()) for request in level]
         try:
-            with Lease(whole({twin.segment: 1 for twin in again})):  # none may evict another
+            with Lease(whole({twin.segment: 1 for twin in again})):  # no new one may evict another
                 run(again)
                 for request, twin in zip(level, again, strict=True):
                     store.adopt_blocks(request.segment, twin.segment)
@@ -206,7 +206,8 @@ def _fits(
     residency: CacheManager, members: Sequence[PrefillRequest], lengths: Sequence[int]
 ) -> bool:
     if not residency.evicts:
-        return True  # a smaller batch would not help
+        # Nothing can be evicted between batches, so smaller ones need as much KV in the end.
+        return True
     pairs = zip(members, lengths, strict=True)
     grown = {request.segment: request.segment.length + length for request, length in pairs}
     return residency.fits(prefill_needs(residency, members), grown)

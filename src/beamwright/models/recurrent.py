@@ -22,8 +22,8 @@ from beamwright.models.shape import NotBuiltError, StatePart
 
 # Names of the cache argument; "cache" is used since transformers 5.24.
 _CACHES = ("cache", "cache_params", "past_key_values")
-# Most rows per call of a module. Its temporary tensors are as large as the states of these rows, or
-# twice as large.
+# Maximum number of rows per call of a module. A call's temporary tensors are as large as the states
+# of these rows, or twice as large.
 _ROWS = 64
 _PROBED = 6  # tokens of a trial
 # Largest difference, as a share of the largest value, that counts as equal in a trial. Rounding
@@ -142,10 +142,10 @@ def check_stateless(module: torch.nn.Module, call: inspect.BoundArguments) -> No
     """Check that an attention module keeps no recurrent state.
 
     Raises:
-        NotBuiltError: if it keeps one.
+        NotBuiltError: if the module keeps one.
     """
     cache = StateCache({})
-    with suppress(Exception):  # it may use cache methods that are missing here; `is_used` is set
+    with suppress(Exception):  # the module may call methods that `StateCache` lacks
         _call_with_cache(module, call, cache)
     if cache.is_used:
         raise NotBuiltError(f"{type(module).__name__} is attention that keeps a state")
@@ -161,14 +161,14 @@ def _call_with_cache(
 class Recurrent:
     """A recurrent module's replacement for `forward`, with the states of an attention view.
 
-    Its input is packed rows [1, tokens, hidden]. In decoding, with one token per row, rows are
-    computed together as [rows, 1, hidden]. In a prefill they are computed one by one, so that a
+    The input is packed rows [1, tokens, hidden]. In decoding, with one token per row, rows are
+    computed together as [rows, 1, hidden]. In a prefill, rows are computed one by one, so that a
     row's result does not depend on other rows.
 
-    in_chunks: False if the module ignores its state when it gets several tokens. Then the tokens
-        after a state are computed one at a time.
+    in_chunks: False if the module ignores its state when it gets several tokens. Tokens after a
+        state are then computed one at a time.
     step: computes one token of each row [rows, 1, hidden].
-    in_place: the same for states that stay in the pool's blocks (`models.steps`), or None.
+    in_place: as `step`, but for states that stay in the pool's blocks (`models.steps`), or None.
     parts: (size, dtype) of a row's state by kind.
     """
 

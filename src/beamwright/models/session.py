@@ -1,9 +1,9 @@
 """DecodeSession: decodes the rows of the running batch together, one token per row and call.
 
-A row's newest KV is in its tail, until there is enough of it for the blocks of a segment. The
-tail's size is a constant of the attention backend and depends neither on the budget nor on the
-batch. It decides where attention's partial sums are split, and results must not depend on the
-schedule (docs/concepts/sameness.md).
+A row's newest KV is in the row's tail. A full tail is copied to the blocks of the row's segment.
+The tail's size decides where attention's partial sums are split. Results must not depend on the
+schedule (docs/concepts/sameness.md), so the size is a constant of the attention backend, whatever
+the KV budget and the batch are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLOSED = DecodeView()  # the view of a session without rows; its methods do not
 
 @dataclass(eq=False)
 class _OpenRow:
-    """A row with its path and the segment of its current step.
+    """One row of a session: its path, the segment of its current step, and its lengths.
 
     flushed: number of the step's tokens that attention reads from blocks.
     held: number of newer tokens, which attention reads from the tail.
@@ -53,14 +53,14 @@ class DecodeSession:
     """Rows that are decoded together. Rows join and leave between calls.
 
     The batch is padded (`pad`) with rows that own no segment. Attention reads a row's newest tokens
-    from the tail. `store` also copies them to the row's segment, so that they can be written back
-    to the host while decoding continues (LBS section 4.1).
+    from the tail. `store` also copies these tokens to the row's segment, so that their KV can be
+    written back to the host while decoding continues (LBS section 4.1).
 
     Call `forward` for one token per row. For several tokens call `prepare` once, then `compute` and
-    `advance` for each token. If the backend `spreads`, `forward_some` computes several tokens of
-    some rows in one pass.
+    `advance` for each token. If the backend supports it (`spreads`), `forward_some` computes
+    several tokens of some rows in one pass.
 
-    stays: keep the memory when rows leave, as CUDA graphs require. Addresses then change only when
+    stays: keep the memory when rows leave, as CUDA graphs require. Addresses change only when
         `num_moves` changes.
     """
 
@@ -80,7 +80,7 @@ class DecodeSession:
         self._workspace = backend.workspace(store)
         self._stays = stays
         self._view = _CLOSED
-        self._seen = store.num_relocated  # relocations that the view already accounts for
+        self._seen = store.num_relocated  # block moves that the view accounts for
         self._states: StateRows | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
@@ -104,7 +104,7 @@ class DecodeSession:
 
     @property
     def num_moves(self) -> int:
-        """Number of reallocations. A CUDA graph captured before the last one is invalid."""
+        """Number of reallocations. CUDA graphs captured before the last one are invalid."""
         parts = self._tail, self._workspace, self._state_tables
         return sum(part.num_moves for part in parts if part is not None)
 
@@ -120,12 +120,12 @@ class DecodeSession:
     ) -> None:
         """Set the batch: the `kept` rows in that order, then one new row per path and segment.
 
-        If a new row was preempted within its step, its segment may end with a partly filled tail.
-        These tokens are copied back to the tail.
+        A new row that was preempted within its step has stored its tail's tokens in its segment.
+        They are copied back to the tail.
         """
         fresh = []
         for path, segment in zip(paths, segments, strict=True):
-            # It depends only on the length, so a preempted row continues with the same sums.
+            # `held` depends only on the length, so a preempted row continues with the same sums.
             held = segment.length % self._backend.tail_tokens
             fresh.append(_OpenRow(path, segment, segment.length - held, held))
         rows = [*(self._rows[row] for row in kept), *fresh]
@@ -149,7 +149,7 @@ class DecodeSession:
             self._open_view()
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Detach rows from their segments. They stay in the batch, but their output is ignored."""
+        """Turn rows into padding: they lose their segments, and the caller ignores their output."""
         for row in rows:
             self._rows[row] = None
         self.stop(rows)
@@ -161,7 +161,7 @@ class DecodeSession:
             self._states.stop(rows)
 
     def close(self) -> None:
-        """Remove all rows. Their segments stay with their owners."""
+        """Remove all rows. The caller still owns their segments."""
         self._close_view()
         self._tail.close()
         if self._workspace is not None and not self._stays:
@@ -198,8 +198,9 @@ class DecodeSession:
     def prepare(self, max_tokens: int) -> None:
         """Make room in the tails for up to `max_tokens` tokens per row.
 
-        A full tail is stored in the row's segment first. If the backend writes KV directly to
-        blocks, the rows' segments must already have the blocks.
+        Order: store full tails in the segments, reopen the view if block numbers changed, then
+        place the new tokens. If the backend writes KV directly to blocks, the rows' segments must
+        already have the blocks.
         """
         capacity = self._backend.tail_tokens
         full = {i: row for i, row in enumerate(self._rows) if row and row.held == capacity}
@@ -221,7 +222,7 @@ class DecodeSession:
         self._view.prepare(self._decoder.shape.heads)
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether each row has room for `num_tokens`; reserves free blocks, evicts none."""
+        """Return whether each row has room for `num_tokens` more; reserve only free blocks."""
         if self._in_blocks:
             rows = [row for row in self._rows if row is not None]
             wanted = {row.segment: row.flushed + row.held + num_tokens for row in rows}
@@ -233,7 +234,7 @@ class DecodeSession:
     def compute(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Compute one token per row as `forward` does. A CUDA graph can capture this call.
 
-        The caller counts the tokens with `advance`.
+        The caller adds the tokens to the rows' lengths with `advance`.
         """
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
@@ -252,7 +253,7 @@ class DecodeSession:
 
         some: the tokens, as (row, ahead, id, position). `ahead` counts the row's new tokens from 0.
             A token attends to the row's earlier new tokens too.
-        written: (index into `some`, row, ahead) for each token whose KV a tail stores.
+        written: (index into `some`, row, ahead) for each token whose KV is stored in a tail.
         """
         held = [row.held if row is not None else 0 for row in self._rows]
         padding = padded_rows(len(some), self._decoder.least_rows) - len(some)
@@ -278,10 +279,10 @@ class DecodeSession:
                 row.held += 1 if num_tokens is None else num_tokens.get(place, 0)
 
     def store(self, num_tokens: Mapping[int, int]) -> None:
-        """Copy tail tokens to the rows' segments, until segment `row` has `num_tokens[row]` tokens.
+        """Copy tail tokens to segments, until the segment of row i has `num_tokens[i]` tokens.
 
         Raises:
-            CapacityError: if no blocks are free. Nothing has been written in that case.
+            CapacityError: if no blocks are free. In this case nothing has been written.
         """
         missing = [
             (place, row, count)
@@ -307,7 +308,7 @@ class DecodeSession:
     # --- inside ------------------------------------------------------------------------------
 
     def _locate_states(self) -> None:
-        """Locate the recurrent state of each row: its own if it has tokens, else its parent's."""
+        """Locate each row's recurrent state: the row's own if it has tokens, else its parent's."""
         if self._states is None:
             own = [None if row is None else row.segment for row in self._rows]
             begins = [
@@ -331,7 +332,7 @@ class DecodeSession:
         self._seen = self._store.num_relocated
         live = next((row for row in self._rows if row is not None), None)
         assert live is not None, "a batch has a row"
-        # The output of a row without a segment is discarded, so it may read any live row's path.
+        # The output of a row without a segment is ignored, so it may read any live row's path.
         read = [row or live for row in self._rows]
         paths = [visible_path(row.path, row.segment, row.flushed) for row in read]
         shared: tuple[Any, ...] = () if self._workspace is None else (self._workspace,)

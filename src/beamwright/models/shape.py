@@ -15,8 +15,8 @@ from beamwright.io import read_toml_beside
 from beamwright.plan.costs import record_bytes
 from beamwright.sections import KVDtype
 
-# A verifier's head computes logits for this many tokens at a time, because each row is as wide as
-# the vocabulary.
+# A verifier's head computes logits for this many tokens at once, because each token's logits are as
+# wide as the vocabulary.
 HEAD_TOKENS = 256
 
 
@@ -51,7 +51,7 @@ class StatePart:
 
     kind: "conv" (the last inputs of the convolution) or "recurrent".
     size: the tensor's size per row.
-    wide: True if it is float32, whatever the model's dtype is.
+    wide: True if the tensor is float32, whatever the model's dtype is.
     """
 
     layer: int
@@ -91,12 +91,12 @@ class ModelShape:
     tied: the LM head is the embedding. has_lm_head: False for a reward model with its own head.
     stored_bfloat16: the checkpoint says that its weights are bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]. rope_scale: factor of cos and sin (YaRN).
-    near, near_freq: the sliding layers that have other inverse frequencies, and these (Gemma 3).
+    near, near_freq: sliding layers with other inverse frequencies, and these frequencies (Gemma 3).
     embed_scale: the factor of embedding rows. lifted: 1 is added to stored norm weights.
     after_norms: the outputs of attention and MLP are normalised before they are added.
     groups: layers grouped by their attention; () if all layers attend to all tokens alike.
     states: the states of recurrent layers, in the order in which a row's record stores them.
-    shared: (layer, source) for each layer that reads the KV of another one.
+    shared: (layer, source) for each layer that reads the KV of another layer, its source.
     packed: for a quantised checkpoint, (bytes, values): the bytes of the projections that stay
         quantised, and the number of values in the others. None for a plain checkpoint.
     blocks: for a GGUF file, (bytes, values): the bytes of the blocks that the C library multiplies,
@@ -177,7 +177,7 @@ class ModelShape:
     def matrices(self) -> tuple[tuple[int, int, int], ...]:
         """(rows, columns, count) of the projections in all layers.
 
-        The own decoder has fused qkv, out, gate_up and down.
+        Beamwright's own decoder has fused qkv, out, gate_up and down.
         """
         if self.built is not None:
             return self.built.matrices
@@ -188,9 +188,9 @@ class ModelShape:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the model is a GGUF file in which all matrices are in blocks.
+        """Whether the model is a GGUF file that stores all matrices in quantised blocks.
 
-        This follows if the other tensors together are smaller than the smallest matrix.
+        This is so if the tensors outside blocks have fewer values than the smallest matrix.
         """
         smallest = min((rows * columns for rows, columns, _ in self.matrices), default=0)
         return self.blocks is not None and self.blocks[1] < smallest
@@ -198,9 +198,9 @@ class ModelShape:
     def working_bytes_per_row(self, element_bytes: int) -> int:
         """Estimate a decode step's working memory per row, without KV.
 
-        It consists of the activations and five float32 copies of the logits: raw, scaled, filtered,
-        with noise, and as log-probabilities. A recurrent layer needs four copies of its state: as
-        read, decayed, the addend, and the sum.
+        This memory holds the activations and five float32 copies of the logits: raw, scaled,
+        filtered, with noise, and as log-probabilities. A recurrent layer needs four copies of its
+        state: as read, decayed, the addend, and the sum.
         """
         state = max((part.num_bytes(element_bytes) for part in self.states), default=0)
         return 5 * 4 * self.vocab + self.activation_width * element_bytes + 4 * state
@@ -277,7 +277,8 @@ class ModelFamily:
     def flags(self, config: Any) -> dict[str, Any]:
         """Return the fields of ModelShape that `reads` and `fixed` define.
 
-        config: only the keys that the family reads (`known.CONFIGS`); empty for a random shape.
+        config: an object with only the keys that the family reads (`known.CONFIGS`); an empty one
+            for a random shape.
         """
         fields = dict(self.fixed)
         for name, (key, *default) in self.reads.items():

@@ -6,7 +6,7 @@ once. This traffic is nearly all of a token's cost. Sums are in float32, whateve
 state.
 
 At its first token a row reads the blocks of its parent node and writes its own blocks. A row whose
-step is complete (`kv.states.IDLE`) writes nothing. Launches are captured in CUDA graphs. `fused`
+step is complete (`kv.states.IDLE`) writes no state. Launches are captured in CUDA graphs. `fused`
 explains the parameter EARLY. `steps` is the specification of these kernels.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton
@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from beamwright.kv.states import StatePlace
 from beamwright.models.fused import launch, silu
 
-# Most numbers of a head's state per program, and the warps of a program.
+# Maximum number of a head's state values per program, and the warps of a program.
 _NUMBERS, _WARPS = 8192, 4
 _CHANNELS = 256  # convolution channels per program
 

@@ -29,12 +29,12 @@ from beamwright.models.decoder import Linear
 from beamwright.models.fused import launch, silu
 from beamwright.plan.costs import DEQUANTISED_VALUES, QUANTISED_GEMM_ROWS
 
-# Most rows for which the kernel is at least as fast as a library for a weight with many outputs.
+# Maximum number of rows for which the kernel is as fast as a library, if outputs are many.
 FEW_ROWS = 64
 _UNITS = 132  # programs that fill a GPU
 _LONG = 32  # longest part of a sum, in units of columns
 _ADDED, _ADDED_WARPS = 1024, 4  # outputs and warps of a program of `add_parts`
-_AT_ONCE = 8  # parts that `add_parts` loads together
+_AT_ONCE = 8  # parts that `add_parts` loads at once
 # With this many tiles or more, one program computes all parts of a tile and adds them. Partial sums
 # in memory would cost more time than the additional programs save.
 _IN_TURN = 64
@@ -65,7 +65,7 @@ _TILES = (
 _CODED = tuple(tile._replace(stages=stages) for tile, stages in zip(_TILES, (5, 4, 3), strict=True))
 _MANY = ProductTile(128, 64, 64, 3, 4)
 _WHOLE = ProductTile(128, 128, 64, 3, 8)
-# Most rows of each tile.
+# Maximum number of rows of each tile.
 ROWS_OF_TILES = (*(tile.rows for tile in _TILES), _WHOLE.rows)
 
 
@@ -258,7 +258,7 @@ def product(
     """Return x [rows, columns] @ weight [outputs, columns]^T + bias [outputs], in the dtype of x.
 
     added: False to allow float32 partial sums as the result, see `decoder.Linear.partial_sums`.
-    parts: the number of parts of each sum; None: `count_parts` the weight's shape.
+    parts: the number of parts of each sum; None: what `count_parts` returns.
     """
     (rows, columns), outputs = x.shape, len(weight)
     out = x.new_empty(rows, outputs)
@@ -330,7 +330,7 @@ Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 class StreamedLinear(Linear):
-    """A projection that the kernel multiplies for any number of rows."""
+    """A projection that the kernel `multiply_parts` multiplies, for any number of rows."""
 
     takes_one_row = True
     is_fixed = True
@@ -341,11 +341,11 @@ class StreamedLinear(Linear):
         return self.weight
 
     def streams(self, x: Tensor) -> bool:
-        """Return whether the kernel multiplies as many rows as x has; otherwise `many` does."""
+        """Return whether the kernel multiplies x, by its number of rows; otherwise `many` does."""
         return True
 
     def many(self, x: Tensor) -> Tensor:
-        """Multiply more rows than the kernel should. Results are bitwise equal to the kernel's."""
+        """Multiply many rows, without the kernel. Results are bitwise equal to the kernel's."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, outputs]."""
@@ -361,7 +361,7 @@ class StreamedLinear(Linear):
 class FewStreamedLinear(StreamedLinear):
     """A projection that the kernel multiplies for at most `FEW_ROWS` rows.
 
-    For more rows the library is used. A trial has shown that both are bitwise equal.
+    More rows are multiplied by the library. A trial has shown that both are bitwise equal.
     """
 
     is_fixed = False
@@ -377,9 +377,9 @@ class CodedLinear(StreamedLinear):
     """A quantised projection, whose codes the kernel reads directly for few rows.
 
     by: a product whose results are bitwise equal to the kernel's. For more rows than
-        `QUANTISED_GEMM_ROWS` the weight is dequantised piece by piece, and `by` multiplies each
-        piece. None: the kernel multiplies any number of rows, and reads the codes again for each
-        tile of rows.
+        `QUANTISED_GEMM_ROWS` the weight is dequantised piece by piece, and `by` multiplies x with
+        each piece. None: the kernel multiplies any number of rows, and reads the codes again for
+        each tile of rows.
     """
 
     def __init__(self, codes: Codes, bias: Tensor | None, by: Many | None) -> None:

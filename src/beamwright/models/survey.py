@@ -76,7 +76,7 @@ class Survey:
     def quantises(self, name: str) -> bool:
         """Return whether `--weights` quantises the weight `name`.
 
-        Projections in layers, but no router, no gate, and none with one output per head.
+        These are projections in layers, except routers, gates and those with one output per head.
         """
         if name not in self.products or not name.startswith(f"{self.layers_at}."):
             return False
@@ -94,7 +94,7 @@ class Survey:
 def bind(model: torch.nn.Module, attend: Callable[..., Any], experts: Callable[..., Any]) -> None:
     """Set the functions that compute a model's attention and experts.
 
-    Each module keeps them, because `transformers` passes the module to registered functions.
+    Each module stores both, because `transformers` gives `_attend` and `_experts` only a module.
     """
     for module in model.modules():
         module.__dict__["beamwright"] = (attend, experts)
@@ -111,7 +111,7 @@ def _experts(module: Any, *args: Any, **kwargs: Any) -> Any:
 class _Mask:
     """A mask function of `transformers`, which says which tokens a token attends to.
 
-    Gemma 4 slices masks to the rows it needs: in a survey all, so a slice is the whole mask.
+    Gemma 4 slices a mask to the rows it needs. A survey needs all rows, so it gets the whole mask.
     """
 
     def __init__(self, sees: Callable[..., Any]) -> None:
@@ -143,8 +143,8 @@ def _register() -> None:
 
     for name in (NAME, _SURVEY):
         AttentionInterface.register(name, _attend)
-    # `transformers` gives masks only to names with a mask function. A survey needs them to learn
-    # which tokens a token attends to.
+    # `transformers` passes masks only to attention names with a registered mask function. From a
+    # mask, the survey learns which tokens a token attends to.
     AttentionMaskInterface.register(_SURVEY, lambda mask_function, **_: _Mask(mask_function))
     ExpertsInterface.register(NAME, _experts)
 
@@ -153,7 +153,7 @@ def _register() -> None:
 
 
 def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
-    """Build a config's model on the meta device, run it there, and return what that shows.
+    """Build a config's model on the meta device, run it there, and return what the run shows.
 
     Raises:
         NotBuiltError: if `transformers` has no causal model for the config, or if Beamwright's
@@ -243,8 +243,8 @@ def _run(surveyed: Survey) -> None:
     bind(surveyed.model, attend, experts)
     ids = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     places = torch.arange(_TOKENS, device="meta")[None]
-    # A padding mask tells the model that no sequences are packed. The model reads its values, so it
-    # cannot be on the meta device.
+    # A padding mask tells the model that no sequences are packed. The model reads the mask's
+    # values, so the mask cannot be on the meta device.
     mask = torch.ones(1, _TOKENS, dtype=torch.long)
     with _Uses(surveyed.model, surveyed.layers) as seen:
         surveyed.body(ids, attention_mask=mask, position_ids=places, use_cache=False)
@@ -269,8 +269,8 @@ def _run(surveyed: Survey) -> None:
 class _Uses(TorchFunctionMode):
     """Recorder of the functions and modules that a model calls in a forward pass.
 
-    uses: for each parameter's name, the functions that read it.
-    mixing: for each layer, a function of `_MIXES` that it called.
+    uses: for each parameter's name, the functions that read the parameter.
+    mixing: for each layer's number, a function of `_MIXES` that the layer called.
     cached: the arguments of modules with a cache argument, by layer and name within the layer.
     """
 
@@ -307,7 +307,7 @@ class _Uses(TorchFunctionMode):
         called = getattr(func, "__name__", "")
         if self._layer is not None and called in _MIXES:
             self.mixing[self._layer] = called
-        if called != "__get__":  # reading an attribute, such as a shape, is no use of the weight
+        if called != "__get__":  # reading an attribute, such as a shape, does not use the weight
             for place, value in enumerate((*args, *(kwargs or {}).values())):
                 name = self._names.get(id(value))
                 if name is not None and (func is not F.linear or place == 1):
@@ -319,10 +319,10 @@ class _Uses(TorchFunctionMode):
 
 
 def shape_of(surveyed: Survey, max_context: int | None) -> ModelShape:
-    """Make the `ModelShape` of a surveyed model.
+    """Make the `ModelShape` of a surveyed model, for paths of at most `max_context` tokens.
 
     Raises:
-        NotBuiltError: if its layers cannot share one attention view.
+        NotBuiltError: if the model's layers cannot share one attention view.
     """
     config, embedding = surveyed.body.config, surveyed.model.get_input_embeddings().weight
     limit = next((getattr(config, n) for n in _CONTEXTS if getattr(config, n, None)), max_context)
@@ -384,8 +384,8 @@ def _groups(
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
     """Return `shared` and `groups` of `ModelShape`.
 
-    chunk: the chunk size of chunked attention, or None. Up to this context, chunked attention is
-        the same as full attention.
+    chunk: the chunk size of chunked attention, or None. On paths that are no longer than a chunk,
+        chunked attention is the same as full attention.
     """
     owners: dict[int, int] = {}
     shared, members = [], defaultdict(list)

@@ -70,7 +70,7 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(
 _ENVIRONMENT.filters["tojson"] = _to_json
 _ENVIRONMENT.globals |= {
     "raise_exception": _refuse,
-    # A function, not the class: a method of the class could change the template's arguments.
+    # A function, not the class `dict`, with whose methods a template could change its arguments.
     "dict": lambda *args, **named: dict(*args, **named),  # noqa: PLW0108
 }
 
@@ -107,7 +107,7 @@ def check_template(template: Any, where: str) -> None:
 
 
 def argument_names(template: str | dict[str, str] | None) -> frozenset[str]:
-    """Return the names of the arguments that a template may read; of several, all names."""
+    """Return the names of the arguments that a template, or any of several, may read."""
     read = (meta.find_undeclared_variables(_ENVIRONMENT.parse(t)) for t in _texts(template))
     return frozenset[str]().union(*read)
 
@@ -118,7 +118,7 @@ def _texts(template: Any) -> Iterator[str]:
 
 
 def _violation_of(text: str) -> str | None:
-    """Return a message about the first operation that is not allowed; None if all are."""
+    """Return a message about the first operation that is not allowed; None if there is none."""
     if len(text) > _MOST_SOURCE:
         return f"the template has {len(text):,} characters, more than {_MOST_SOURCE:,}"
     parsed = _ENVIRONMENT.parse(text)
@@ -165,8 +165,8 @@ def _pattern(node: nodes.Node) -> str:
 def shows_text(text: str, rendered: str) -> bool:
     """Return whether a rendered prompt contains a message's text.
 
-    At least half of the text's phrases must be there. Only words are compared, because templates
-    strip blanks and may escape or leave out a word.
+    At least half of the text's phrases must be in the prompt. Only words are compared, because
+    templates strip blanks and may escape or leave out a word.
     """
     shown = _words(rendered.replace("\\n", "\n"))
     if (whole := _words(text)) in shown:
@@ -187,8 +187,8 @@ def _words(text: str) -> str:
 def parse_tool_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in which the arguments of every tool call are a dictionary.
 
-    Some templates loop over its items. Arguments that are a string without valid JSON, such as
-    those of a truncated call, are wrapped in a dictionary.
+    Some templates loop over the items of this dictionary. Arguments that are a string without valid
+    JSON, such as those of a truncated call, are wrapped in a dictionary.
 
     Raises:
         InputError: for arguments that are valid JSON but not a dictionary.

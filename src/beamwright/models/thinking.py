@@ -20,7 +20,7 @@ class ThoughtFamily(NamedTuple):
     """The marks with which a family of models encloses its thoughts.
 
     start, end: the texts of the marks.
-    tokens: the tokens that a vocabulary must have; if empty, the marks themselves.
+    tokens: tokens by which a vocabulary is recognised; if empty, the marks themselves.
     headers: other markup in replies that is not part of their text.
     """
 

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a model's folder or GGUF file, and checks that texts survive it.
+"""Reads the tokenizer of a model's folder or GGUF file, and checks that texts survive encoding.
 
 `tokenizer.json` is read directly: its ids are those that the model was trained with, whatever
 `transformers` class the folder names. `tokenizer_config.json` and related files name the special
@@ -29,7 +29,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _SENTENCE = "Jack has 70 eggs,  naïve café\n\tand 1234567.\n"
 _PLAIN = ("jack has 70 eggs", "1234567")  # parts of _SENTENCE that no normalizer removes
 _PUBLISHED = "use the tokenizer files of the published model"
-# Most characters by which a normalizer may replace one. Usual replacements have at most three.
+# Maximum number of characters by which a normalizer may replace one; usually it is at most three.
 _MOST_GROWTH = 100
 _MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtral")
 _LARGE = 100_000  # Mistral's vocabularies with more tokens than this cut texts by words
@@ -105,7 +105,7 @@ def check_tokenizer(
 
 
 def _growth(tokenizer: Tokenizer) -> int:
-    """Return the most characters by which the tokenizer's normalizer can replace one."""
+    """Return the maximum number of characters by which the normalizer can replace one."""
     normalizer = tokenizer.normalizer
     written = {} if normalizer is None else json.loads(normalizer.__getstate__())
     growth, waiting = 1, [written]
@@ -180,7 +180,7 @@ def _add(
 
 
 def _token(value: Any) -> AddedToken:
-    """Return a token from its text or JSON object.
+    """Make a token from its text or JSON object.
 
     Raises:
         TypeError, AttributeError: if `value` is neither.
@@ -194,11 +194,10 @@ def _token(value: Any) -> AddedToken:
 def _split_by_words(
     config: Mapping[str, Any], tokenizer: Tokenizer, written: Mapping[str, Any], where: str
 ) -> tuple[str, ...]:
-    """Set Mistral's own rule for splitting texts, if the folder asks for it.
+    """Set Mistral's own rule for splitting texts, if the folder has `fix_mistral_regex`.
 
     Vocabularies of Mistral that were converted by `transformers` before version 5 have a wrong
-    rule. If this may be such a vocabulary and the folder does not say so, return a remark about it;
-    otherwise ().
+    rule. Return a remark if the folder may have such a vocabulary without that setting, else ().
     """
     version = str(config.get("transformers_version") or 0).partition(".")[0]
     is_old = config.get("model_type") in _MISTRAL and version.isdigit() and int(version) < 5
@@ -225,8 +224,8 @@ def _split_by_words(
 def _chat_template(folder: Path, written: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Return a folder's chat template, several by name, or None.
 
-    It is in *.jinja files, else in tokenizer_config.json, else in chat_template.json, which the
-    processors of multimodal models write.
+    The template is in *.jinja files, else in tokenizer_config.json, else in chat_template.json,
+    which the processors of multimodal models write.
     """
     several = {
         file.stem: read_text(file)
@@ -259,7 +258,7 @@ def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> T
     """Read a folder's tokenizer with `transformers`.
 
     Raises:
-        InputError: if `transformers` cannot read it without the folder's own code.
+        InputError: if `transformers` cannot read the tokenizer without the folder's own code.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
 
@@ -267,7 +266,7 @@ def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> T
     how = {"trust_remote_code": False, "mistral_format": False}
     try:
         loaded = AutoTokenizer.from_pretrained(place, **how)
-    except BaseException as error:  # any type; all of them concern the files' contents
+    except BaseException as error:  # of any type, caused by the files' contents
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         line = (

@@ -31,9 +31,9 @@ from beamwright.models.template import (
 from beamwright.models.thinking import ThoughtMarks, template_switch
 from beamwright.models.token_files import check_tokenizer, is_panic, read_token_files
 
-# Stands for an unknown text in a conversation: a private character that no template changes.
+# A character that no template changes. It stands for an unknown text in a conversation.
 PLACE = "\ue000"
-_PIECE = 1 << 16  # characters that `count_tokens` tokenises at a time
+_PIECE = 1 << 16  # characters that `count_tokens` tokenises at once
 _LEFT_OUT = "the chat template omits"
 _ANOTHER = "pass --chat-template FILE with a template that shows it"
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -60,7 +60,7 @@ class TextCodec:
         self.tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # The token with which every prompt begins, even if the template does not write it.
+        # Id of the token that begins every prompt, even if the template does not write the token.
         self.first_id: int | None = None
         self.chat_template = chat_template
         self.remarks: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class TextCodec:
     def takes_instructions(self) -> bool:
         """True if the chat template distinguishes roles, as those of instruction-tuned models do.
 
-        False without a template, or if it renders a system message like a user's.
+        False without a template, or if the template renders a system message like a user's.
         """
         if self.chat_template is None:
             return False
@@ -158,7 +158,7 @@ class TextCodec:
             return False
 
     def thinking_args(self, thinking: str | int) -> dict[str, Any]:
-        """Return the template arguments for a value of `--thinking`, except those in the codec."""
+        """Return template arguments for `--thinking`, without those that `template_args` sets."""
         names = argument_names(self.chat_template) - self.template_args.keys()
         return {} if thinking == "auto" else template_switch(names, thinking)
 
@@ -252,11 +252,11 @@ class TextCodec:
     ) -> list[int]:
         """Return the token ids that continue a conversation after the assistant's reply.
 
-        They contain the user's next message, `text`, and end where the next reply begins.
+        The ids contain the user's next message, `text`, and end where the next reply begins.
         template_args: arguments that override those of the codec.
 
         Raises:
-            InputError: if there is no chat template, or it changes the reply or leaves out a turn.
+            InputError: if there is no chat template, or it changes the reply or omits a turn.
         """
         if self.chat_template is None:
             raise InputError("a follow-up question needs a chat template; pass --chat-template")
@@ -280,7 +280,7 @@ class TextCodec:
     ) -> str:
         """Render a conversation to text, including special tokens.
 
-        name: the name in an error message; None for "the model".
+        name: the model's name in error messages; None for "the model".
         given: template arguments by name, which override those of the codec.
 
         Raises:
@@ -349,8 +349,8 @@ class TextCodec:
     def extend_reply(self, text: str, token_ids: Sequence[int]) -> str | None:
         """Extend a reply's text by more tokens, for streaming. Return the whole text so far.
 
-        None: all of the reply's tokens must be decoded again. Only byte-level decoders of models
-        that do not think can append, and only if the text does not end within a character.
+        None: the caller must decode all of the reply's tokens again. A text can be extended only if
+        the decoder is byte-level, the model does not think, and no character is incomplete.
 
         text: the reply's text so far. token_ids: the appended tokens.
         """

@@ -1,8 +1,8 @@
 """TreeModel: a decoder with the KV of a search tree; prefills requests and opens decode sessions.
 
-The sizes of prefill chunks and tails are constants and depend neither on the budget nor on the
-batch. They decide where attention's partial sums are split, and results must not depend on the
-schedule (docs/concepts/sameness.md).
+The sizes of prefill chunks and tails decide where attention's partial sums are split. Results must
+not depend on the schedule (docs/concepts/sameness.md), so both sizes are constants, whatever the KV
+budget and the batch are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class HostOptions:
 
     budget_bytes: int
     link: Link
+    # Compute evicted KV again instead of storing it on the host.
     recompute: bool = False
+    # Load a segment over the link once, however many copies of it the device gets.
     share_loads: bool = True
 
 
@@ -71,7 +73,7 @@ def state_layout(decoder: Decoder) -> StateLayout | None:
 
 
 def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
-    """Return (layer group, index in the group) of each layer's KV, by the layer's number.
+    """Return the place of each layer's KV, (layer group, index in the group), by layer number.
 
     A layer that reads another layer's KV has the same place as that layer.
     """
@@ -88,8 +90,8 @@ class TreeModel:
 
     host: options of the host tier; None keeps all KV on the device.
     make_store: creates a store whose KV is all in the host tier (layer-wise streaming).
-    shared: memory that generator and verifier share. This model's budget is a part of it, and
-        `CacheManager.resize` may change the part.
+    shared: memory that generator and verifier share. This model's KV budget is a part of that
+        memory, and `CacheManager.resize` may change the part.
     captured: CUDA graphs of prefill passes; None until `capture` is called.
     tested: the attention backend that the start-up self-test checks.
     """
@@ -193,8 +195,8 @@ class TreeModel:
     def stream(self) -> torch.cuda.Stream | None:
         """The CUDA stream for running this model concurrently with another; None on a CPU.
 
-        It is created once: torch hands out a small pool of streams in turn, and a later one could
-        be the stream of another model's captures.
+        It is created once: torch hands out a small pool of streams in turn, so a stream created
+        later could be the one on which another model's graphs are captured.
         """
         device = self.decoder.device
         return torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -222,7 +224,7 @@ class TreeModel:
             read=[start + at for start, read in zip(starts, reads, strict=False) for at in read],
         )
         segments, store = [r.segment for r in requests], self.store
-        # Reserve blocks before the view makes working copies, so that a failure leaves none.
+        # Reserve blocks before the view makes working copies, so that a failure leaves no copies.
         if self._keeps and not packed.chained:
             slots = store.slots(segments, lengths)
             hidden = None if self.captured is None else self.captured.hidden(packed, slots)
@@ -257,8 +259,8 @@ class TreeModel:
     def open_session(self, paths: Sequence[Path], segments: Sequence[Segment]) -> DecodeSession:
         """Start decoding with one row per segment; row i continues path i in segment i.
 
-        A segment may already hold tokens of the row's step. The caller must hold leases on
-        everything that the rows read.
+        A segment may already hold tokens of the row's step. The caller must hold leases on all
+        segments that the rows read.
         """
         session = DecodeSession(self.decoder, self.store, self.backend)
         session.arrange([], paths, segments)

@@ -35,16 +35,16 @@ from beamwright.plan.costs import QUANTISED_GEMM_ROWS
 _ROWS = (*range(8, 257, 8), 320, 512, 768, 1024, 2048, 4096)
 # Largest difference that rounding to 16 bits explains, as a share of the largest value.
 _ROUNDED = 2**-6
-# A weight is wide if its tiles fill a GPU this many times; then one program computes a whole sum.
+# A weight is wide if its tiles fill a GPU this many times. One program computes each of its sums.
 _WIDE = 2
-_MOST_NUMBERS = 1 << 26  # most numbers in a trial's result, and in a weight drawn for a trial
+_MOST_NUMBERS = 1 << 26  # maximum size of a trial's result, and of a drawn weight
 
 
 class Streaming:
     """Converter of projections to the kernels of `streaming`, where these are needed or faster.
 
-    The library's product is tried once per shape, with many numbers of rows. If it is not
-    batch-invariant, the kernel multiplies any number of rows. If it is, the library stays in use,
+    The library's product is tried once per shape, with many numbers of rows. If that product is not
+    batch-invariant, the kernel multiplies any number of rows. Otherwise the library stays in use,
     with one exception: for a weight with many outputs, the kernel multiplies up to `FEW_ROWS` rows
     if the results are bitwise equal.
 
@@ -76,7 +76,7 @@ class Streaming:
     def _convert_codes(self, linear: GroupedLinear) -> Linear:
         """Convert a quantised projection, so that the kernel reads its codes.
 
-        It stays unchanged if the kernel does not support its format or gives wrong results.
+        It is returned unchanged if the kernel does not support its format or gives wrong results.
         """
         codes = Codes.of(linear) if self._dtype.itemsize == 2 else None
         if codes is None:
@@ -217,7 +217,7 @@ def is_invariant(
 def draw_cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows, and a weight of the same size as `weight`, whose products are 0 up to rounding.
 
-    So the results are rounding errors, and any other order of summation changes their bits. If the
+    So the products are rounding errors, and any other order of summation changes their bits. If the
     weight is larger than `_MOST_NUMBERS`, return random rows and the weight itself: its many
     results show a difference as well.
     """

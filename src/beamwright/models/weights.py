@@ -1,8 +1,8 @@
 """Loads the weights of Beamwright's own decoder from a checkpoint, or makes random weights.
 
-`shape.TensorNames` has the tensors' names and which of them are fused. A checkpoint is read tensor
-by tensor, and each projection is converted to its final format before the next one is read. So at
-most one projection is in memory twice.
+`shape.TensorNames` has the tensors' names, and says which of them are fused. A checkpoint is read
+tensor by tensor, and each projection is converted to its final format before the next one is read.
+So at most one projection is in memory twice.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from beamwright.plan.costs import Storage
 
 Convert = Callable[[Linear], Linear]
 
-# A larger embedding stays in its file. Reading a row takes 1 us, much less than a forward pass.
+# An embedding larger than this stays in its file. Reading a row takes 1 us, much less than a pass.
 _LARGE_TABLE_BYTES = 1 << 26
-_CHECKED_VALUES = 1 << 22  # values checked at a time, because a sum in float32 copies its input
+_CHECKED_VALUES = 1 << 22  # values checked at once; a sum in float32 copies them
 
 
 def keep_unchanged(linear: Linear) -> Linear:
@@ -124,7 +124,7 @@ class _Reader:
 def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
     """Check that a weight has no NaN and no infinite values.
 
-    stored: the weight in the file. placed: the same, cast to its final dtype. what: its name.
+    stored: the weight in the file. placed: the weight, cast to its final dtype. what: its name.
 
     Raises:
         NotFiniteError: if it has such values, in the file or because the dtype is too narrow.
@@ -149,7 +149,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Read the named tensors in their stored dtype; names that the folder lacks are left out.
 
     Raises:
-        InputError: for missing or unreadable files.
+        InputError: if a file is missing or unreadable.
     """
     checkpoint = open_checkpoint(folder)
     return {name: tensor for name in names if (tensor := checkpoint.tensor(name)) is not None}
@@ -158,7 +158,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 def load_weights(
     folder: Path, shape: ModelShape, placing: Placing
 ) -> tuple[ModelShape, DecoderWeights]:
-    """Load the weights of a checkpoint; return them after the shape, see `with_own_head`.
+    """Load a checkpoint's weights; return the shape (see `with_own_head`) and the weights.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
@@ -177,7 +177,7 @@ def check_weights(
     """Compare a checkpoint's tensor names and sizes with the decoder's, without reading values.
 
     Raises:
-        InputError: as `check_fit` does.
+        InputError: if a tensor is left over, missing or of another size.
     """
     needed = dict[str, tuple[int, ...]]()
 
@@ -224,8 +224,8 @@ def random_weights(
 ) -> DecoderWeights:
     """Draw weights from N(0, 0.02), for benchmarks in which only sizes matter.
 
-    They are drawn on the device, because a CPU takes a minute for 7B. The values depend on the kind
-    of device.
+    Weights are drawn on the device, because a CPU takes a minute for 7B. Their values depend on the
+    kind of device.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -308,7 +308,7 @@ def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> 
 def trim_heap() -> None:
     """Return freed host memory to the system; glibc keeps freed blocks that lie between used ones.
 
-    Loaders call this between layers.
+    Loaders call this function between layers.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -1,4 +1,4 @@
-"""Formats of weight files. All give tensors by their Hugging Face names (`StoredWeights`).
+"""Readers of weight files, which give tensors by their Hugging Face names (`StoredWeights`).
 
 The loaders of Beamwright's own decoder and of models of `transformers` both use this interface.
 torch and the module of a format are imported only when a checkpoint is opened.
@@ -45,7 +45,7 @@ class StoredWeights(Protocol):
     def linear(self, name: str) -> GroupedLinear | BlockLinear | None:
         """Return the projection `name.weight` without its bias, in the file's quantised format.
 
-        None: the weight is plain, or no `Linear` has its format. `tensor` then returns its values.
+        None: the weight is plain, or no `Linear` class has its format; use `tensor` for its values.
 
         Raises:
             InputError: if its file is damaged.

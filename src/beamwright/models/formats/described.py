@@ -1,4 +1,4 @@
-"""Translates a GGUF file's metadata to a Hugging Face config, and its tensor names.
+"""Translates a GGUF file's metadata and tensor names to those of Hugging Face.
 
 `described.toml` has the corresponding keys and names of both formats. This module needs no torch.
 """
@@ -19,8 +19,8 @@ from beamwright.models.formats.header import KEPT, GgufHeader, Place, read_heade
 
 GGUF = ".gguf"
 _WORDS = read_toml_beside(__file__)
-# Number of layers of the 27B models, whose scores have another scale. llama.cpp recognises them by
-# this number too.
+# Number of layers of the 27B models, whose attention scores have another scale. llama.cpp
+# recognises these models by the number too.
 _UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}
 _PERIOD = {"gemma2": 2, "gemma3": 6}  # the last of this many layers has no sliding window
 _IN_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)\.(weight|bias)")
@@ -30,7 +30,7 @@ _SHARD = re.compile(r"(.*-)\d{5}(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 _TILE_ROWS = 16
 # GGUF types whose 6-bit scales are stored in 8 bits here, which adds 4 bytes per 256 weights.
 _FACTORS_OF_SIX = (12, 13)
-_LONGEST = 1 << 20  # most positions of a model
+_LONGEST = 1 << 20  # maximum number of positions of a model
 _LARGEST = 2**31 - 1
 _BETAS = ("beta_fast", "beta_slow")
 _LLAMA3 = {
@@ -187,7 +187,7 @@ def read_config(file: Path) -> dict[str, Any]:
         (last not in tensors, f"the GGUF header declares {layers:,} layers, but {last} is missing"),
         (causal is not True, "non-causal attention (attention.causal) is not supported"),
     )
-    # Bounded, because the decoder computes rotary angles for every position.
+    # The context is bounded, because the decoder computes rotary angles for every position.
     config["max_position_embeddings"] = min(config["max_position_embeddings"], _LONGEST)
     window = given.get("attention.sliding_window", 4096 if kind == "gemma2" else None)
     rope = _rope(given, 1e6 if kind == "gemma3" else 1e4, config["max_position_embeddings"])
@@ -206,7 +206,7 @@ def read_config(file: Path) -> dict[str, Any]:
     if kind == "gemma3":
         near = {"rope_type": "default", "rope_theta": given.get("rope.freq_base_swa", 1e4)}
         rope = {"full_attention": rope, "sliding_attention": near}
-    # Biases of only queries, keys and values: GGUF says llama, but the layers are those of Qwen2.
+    # A file of architecture llama with biases of only queries, keys and values has Qwen2's layers.
     biases = [f"blk.0.attn_{part}.bias" in tensors for part in ("q", "output")]
     model_type = "qwen2" if kind == "llama" and biases == [True, False] else models[kind]
     in_blocks = any(place.kind in KEPT for place in tensors.values())
@@ -258,7 +258,7 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
 
 
 def _llama3_rope(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Add Llama 3's rotary scaling to `rope`. The file has only the resulting factors.
+    """Add Llama 3's rotary scaling to `rope`. A GGUF file has only the resulting factors.
 
     place: the tensor with one factor per frequency. The largest one is the scaling's "factor", from
         which all others follow.
@@ -293,8 +293,8 @@ def weight_sizes(file: Path) -> dict[str, Any]:
     packed: for the projections of all layers, the bytes of those that stay quantised, and the
         number of values of the others.
     blocks: the bytes of all tensors in blocks, as `models.native` stores them, and the number of
-        values of the others. An embedding that is not also the LM head does not count if the head
-        is in blocks, because its rows are then read from the file on demand.
+        values of the other tensors. An embedding that is not also the LM head does not count if the
+        head is in blocks, because its rows are then read from the file on demand.
     """
     tensors = dict(read_model(file).tensors)
     packed = values = 0

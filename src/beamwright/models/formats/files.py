@@ -81,7 +81,7 @@ def packed_sizes(
 ) -> dict[str, Any]:
     """Return the field `packed` of `ModelShape` for a quantised folder.
 
-    {}: weights are not quantised, or they are dequantised when they are loaded.
+    {}: weights are not quantised, or loading dequantises them.
     matrices: (rows, columns, count) of the projections.
     """
     if (form := _bits_and_group(quantisation(config) or {})) is None:

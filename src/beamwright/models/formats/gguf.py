@@ -30,7 +30,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class BlockLinear(Linear):
-    """A projection in the blocks of a GGUF file, which `models.native` can multiply directly.
+    """A projection as the blocks of a GGUF file, which `models.native` can multiply directly.
 
     kind: the GGUF type, a key of `BLOCKS`. weight: uint8 [out, bytes of a row].
     columns: number of columns. what: name of the weight, for messages.

@@ -101,7 +101,7 @@ _read_cached = lru_cache(maxsize=16)(_read)
 
 
 class _Cursor:
-    """Reader of a GGUF header, which moves through the file value by value.
+    """Reader of a GGUF header, which moves its position through the file value by value.
 
     texts: True to keep lists of texts.
     """
@@ -137,7 +137,7 @@ class _Cursor:
         return list(self._numbers(_NUMBERS[each], count))
 
     def _texts_of(self, count: int) -> list[str]:
-        """Read, or skip and return [], a list of `count` texts.
+        """Read a list of `count` texts; without `texts`, skip it and return [].
 
         Every text takes bytes, so a count that is too large ends in an error.
         """

@@ -1,8 +1,8 @@
 """Checks the keys and tensor names of a model's files against tables of known ones.
 
 `known.toml` has one table for each kind of file. A key that is in no row is unknown to this
-version. It is refused where it may change results. Otherwise `doctor` and the loader print a remark
-about it. This module needs no torch.
+version. An unknown key is refused where it may change results; otherwise `doctor` and the loader
+print a remark. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class KeyTable:
 
     # Name of the kind of file, for messages.
     reader: str
-    # Keys that are read.
+    # Keys that Beamwright reads.
     used: tuple[str, ...] = ()
     # Keys that are known not to affect results here.
     harmless: tuple[str, ...] = ()
     # Keys that are known to affect results in a way that is not implemented, each with advice.
     refused: Mapping[str, str] = field(default_factory=dict)
-    # What happens to all other keys.
+    # Whether keys in none of these tables are refused, or cause a remark.
     rest: Literal["refuse", "remark"] = "remark"
 
     def check(self, keys: Iterable[str], where: str) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ CONFIGS = {
     )
     for family, more in _CONFIG["families"].items()
 }
-# Tables for GGUF metadata, by architecture. They apply to keys that begin with its name.
+# Tables for GGUF metadata, by architecture, for keys that begin with the architecture's name.
 GGUF = {
     model: KeyTable(
         "GGUF header",

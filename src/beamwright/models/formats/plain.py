@@ -1,4 +1,4 @@
-"""Reads plain tensors from safetensors or `pytorch_model*.bin` files, single or sharded.
+"""Reads unquantised tensors from safetensors or `pytorch_model*.bin` files, single or sharded.
 
 Files do not stay mapped, because their pages would count as memory of this process.
 """
@@ -35,8 +35,8 @@ _LENGTH_BYTES = 8
 class StoredRows:
     """A tensor whose rows are read from its file on demand, by indexing with row numbers.
 
-    It is used for embeddings, because a forward pass needs few of their rows. The process maps and
-    keeps nothing. Rows that are read often stay in the system's file cache.
+    It is used for embeddings, because a forward pass needs few of their rows. The process maps no
+    file and keeps no rows. Rows that are read often stay in the system's file cache.
 
     start: position of the first row in the file, in bytes. row_bytes: bytes of a row.
     convert: converts bytes [rows, row_bytes] to values [rows, columns].
@@ -46,7 +46,7 @@ class StoredRows:
         self, file: Path, start: int, row_bytes: int, convert: Callable[[Tensor], Tensor]
     ) -> None:
         self._where, self._convert = (file, start, row_bytes), convert
-        self._handle = os.open(file, os.O_RDONLY)  # the same file, even if it is replaced
+        self._handle = os.open(file, os.O_RDONLY)  # still reads this file if another replaces it
         finalize(self, os.close, self._handle)
 
     def __getitem__(self, token_ids: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class StoredRows:
 
 
 class PlainFiles:
-    """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded.
+    """`StoredWeights` of an unquantised folder: safetensors or `pytorch_model*.bin` files.
 
     sizes: the sizes of all tensors by name.
     """
@@ -89,13 +89,12 @@ class PlainFiles:
             raise InputError(f"model {files[0]}: cannot be read: the file holds no named tensors")
 
     def _open(self, path: Path) -> Any:
-        """Open a file. It stays mapped until the result and all its tensors are freed."""
+        """Open a weight file, which stays mapped until the result and all its tensors are freed."""
         try:
             if path.suffix == ".safetensors":
                 return safe_open(path, framework="pt")
             if path not in self._kept:
-                # Files from before torch 1.6 cannot be mapped. The one that was read last is kept
-                # in memory.
+                # Files from before torch 1.6 cannot be mapped. The last such file stays in memory.
                 old = not is_zipfile(path)
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=not old)
                 if not isinstance(tensors, dict):

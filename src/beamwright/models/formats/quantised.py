@@ -64,7 +64,7 @@ class Groups:
         return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
 
     def of_rows(self, rows: int) -> Groups:
-        """Join consecutive rows, so that `rows` longer rows remain."""
+        """Concatenate consecutive rows of the weight, so that `rows` longer rows remain."""
         parts = (part.reshape(rows, -1) for part in (self.codes, self.scale, self.low))
         return Groups(self.bits, *parts)
 
@@ -78,7 +78,7 @@ class Form:
     """How a quantisation method stores a weight in several tensors, which differ in name endings.
 
     main: possible name endings of the tensor with the codes.
-    beside: name endings of the tensors that belong to it, such as scales.
+    beside: name endings of the tensors that belong to the codes, such as scales.
     read: returns the weight as `Groups`, or dequantised, from its tensors and
         `quantization_config`.
     size: returns the size of the weight, from the sizes of its tensors, the tensors, and
@@ -126,7 +126,7 @@ class QuantisedFiles:
     def linear(self, name: str) -> GroupedLinear | None:
         """Return a projection in its quantised format; None if it is plain.
 
-        None also for formats other than codes with a scale per group, such as 8-bit floats.
+        None also for formats without codes and a scale per group, such as 8-bit floats.
         """
         weight = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
         return weight.linear() if isinstance(weight, Groups) else None
@@ -269,7 +269,7 @@ def _gptq(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out].
     """
     words, scale, groups = need(part, ".qweight"), need(part, ".scales").float(), part(".g_idx")
-    # `dynamic` may give a projection other bits. With g_idx the shapes tell how many.
+    # `dynamic` in the config may give a projection other bits. With g_idx, shapes tell how many.
     bits = int(config["bits"]) if groups is None else 32 * len(words) // max(1, len(groups))
     codes = unpacked(words.t(), bits)
     # Version 1 stores zero points minus one. Its kernels add the 1 without wrapping around.

@@ -56,8 +56,8 @@ def read_vocabulary(file: Path) -> TokenFiles:
 
     Raises:
         InputError: for a damaged file.
-        UnsupportedModelError: for a tokenizer that is not supported, or for lists of tokens, scores
-            or merges that do not fit each other.
+        UnsupportedModelError: for a tokenizer that is not supported, or if the lists of tokens,
+            scores and merges contradict each other.
     """
     metadata, where = read_header(shards(file)[0], texts=True).metadata, f"model {file}: {_AT}"
     model, pre = metadata.get(f"{_AT}model"), metadata.get(f"{_AT}pre")
@@ -144,7 +144,7 @@ def _list_merges(
 ) -> list[tuple[str, str]]:
     """Return the merges of a SentencePiece vocabulary, those with the best scores first.
 
-    Each is a pair of tokens whose texts together are the text of a normal token.
+    A merge is a pair of tokens whose texts together are the text of a normal token.
     """
     order = sorted(range(len(normal)), key=scores.__getitem__, reverse=True)
     return [
