@@ -227,7 +227,7 @@ def test_a_search_whose_plugin_is_not_loaded_names_it(
     file, _ = saved(make_solver(**{**SMALL, **options}, plugins=[plugin]), tmp_path)
     with restored():
         del table[name.split()[1]]
-        words = f"--{name} of the plugin mine.[A-Za-z]+, which is not loaded here"
+        words = f"--{name} of the plugin mine.[A-Za-z]+, which is not loaded"
         with pytest.raises(InputError, match=words):
             resumed_settings(file, Settings())
         with pytest.raises(InputError, match=words if "search" in options else "was saved with"):

@@ -97,7 +97,7 @@ def test_a_right_answer_under_an_unknown_name_is_found_out_before_the_first_prob
     file.write_text(json.dumps({"problem": "p", "target": "42"}) + "\n")
     outcome = cli("eval", file)
     assert outcome.code == 2
-    assert "there are problem, target); name its field with --answer-field" in outcome.complaint
+    assert "fields are problem, target); name its field with --answer-field" in outcome.complaint
     assert not fake.calls
     assert cli("eval", file, "--answer-field", "target", "--json").json["accuracy"] == 1.0
     unjudged = cli("eval", file, "--answer-field", "none")

@@ -63,7 +63,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_is(cli, folder):
     problems = {each["name"]: each["problems"] for each in made["runs"]}
     assert problems == {"beam-n16": 3, "beam-n4": 2, "dvts-n16": 3, "dvts-n4": 3}
     assert results.read_bytes() == torn
-    assert "not finished" in (folder / "report.html").read_text()
+    assert "are unfinished" in (folder / "report.html").read_text()
 
 
 def test_folders_without_results(cli, fake, tmp_path):

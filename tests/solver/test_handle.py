@@ -91,7 +91,7 @@ def test_a_callback_cannot_wait_for_its_own_solver(solver):
         assert submitted.wait(LONG_S)
         with pytest.raises(InputError, match="callback"):
             other.result(LONG_S)
-        with pytest.raises(InputError, match="in the middle of a search"):
+        with pytest.raises(InputError, match="this Solver is running a search"):
             solver.solve(PROBLEM)
         said.append(report.round)
 

@@ -51,7 +51,7 @@ def test_the_least_budget_works_and_less_is_an_error(make_solver, attention):
 def test_advice_is_never_what_is_in_use_already(make_solver):
     for schedule in ("in-gpu", "layerwise"):
         with make_solver(schedule=schedule, kv_memory=3 * 4096, host_memory="1MiB") as solver:
-            with pytest.raises(CapacityError, match="use --schedule locality, raise") as caught:
+            with pytest.raises(CapacityError, match="Use --schedule locality, raise") as caught:
                 solver.solve(engines.PROBLEM)
             assert not re.search("[0-9] bytes", str(caught.value))
 

@@ -16,7 +16,7 @@ def bench(monkeypatch):
 @pytest.mark.parametrize("layout", ["tree", "shared", "separate"])
 def test_its_steps_compute_what_the_reference_does(bench, layout, chunk):
     pytest.importorskip("triton")
-    case = bench.Attended("x", "tiny", layout, 2, 20, step=10, tail=2, width=2, chunk=chunk)
+    case = bench.AttentionCase("x", "tiny", layout, 2, 20, step=10, tail=2, width=2, chunk=chunk)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     built = bench.build(case, torch.float32, device)
     found = []
@@ -31,7 +31,7 @@ def test_its_steps_compute_what_the_reference_does(bench, layout, chunk):
 def test_both_ways_to_draw_draw_the_same(bench):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits, ways = bench.draws(2, 3000, torch.bfloat16, device)
+    logits, ways = bench.sampling_functions(2, 3000, torch.bfloat16, device)
     (tokens, logprobs), found = ways["torch"](), ways["triton"]()
     assert logits.shape == (2, 3000)
     assert torch.equal(found[0], tokens)
