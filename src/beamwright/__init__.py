@@ -37,11 +37,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use.
-
-    `import beamwright` alone is fast for this reason, and a program that needs no torch does not
-    wait for torch.
-    """
+    """Import a public name at its first use, so that `import beamwright` alone loads no torch."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

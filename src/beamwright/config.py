@@ -1,7 +1,7 @@
 """Settings: all options of a run, merged from a recipe file and command-line or Python options.
 
-A recipe is a YAML file with the sections of `sections`. Options override it. This module imports no
-torch and no models.
+A recipe is a YAML file with the sections of `sections`. Options override the recipe. This module
+imports no torch and no models.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from beamwright.io import read_yaml
 from beamwright.registry import declared_options, unknown_option
 from beamwright.sections import Section
 
-_LONGEST_SHOWN = 120
-_OF_SEVERAL = ("base", "settings", "grid", "dataset")  # sections of `evaluate.recipes` alone
+_LONGEST_SHOWN = 120  # characters of a value that an error message shows
+# Sections of a recipe that only `beamwright eval --recipe` reads (`evaluate.recipes`).
+_EVALUATION_SECTIONS = ("base", "settings", "grid", "dataset")
 
 
 class Settings(Section):
@@ -107,7 +108,7 @@ def removed_options() -> dict[str, str]:
 
 
 def section_fields() -> dict[str, dict[str, FieldInfo]]:
-    """Return the pydantic fields of all settings: section name to option name to field."""
+    """Return the pydantic field of every setting, by section name and option name."""
     sections: Any = Settings.model_fields.items()
     return {name: info.annotation.model_fields for name, info in sections}
 
@@ -141,7 +142,7 @@ def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
 
 def _no_section(key: str, owners: dict[str, str]) -> str:
     """Return the error message for a recipe's key that is not a section."""
-    if key in _OF_SEVERAL:
+    if key in _EVALUATION_SECTIONS:
         return f"{key!r} works only in recipes of `beamwright eval --recipe`"
     if key in owners:
         return f"unknown section {key!r}. Write `{owners[key]}: {{{key}: ...}}`."
@@ -167,14 +168,14 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     place = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"unknown option {place!r}"
-    names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are indices of lists
+    names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are list indices
     option = (names or [place])[-1].replace("_", "-")
-    # raised by a parser of `units`, whose message contains the value
+    # An error from a parser of `units`. Its message contains the value already.
     if first["type"] == "value_error":
         return f"{place} (--{option}): {first['ctx']['error']}"
     if (written := f"--{option} {first['input']}") in removed_options():
         return f"unknown value {written}. {removed_options()[written]}"
-    value = repr(first["input"])  # may be long: a recipe is a file
+    value = repr(first["input"])  # may be long, if it comes from a recipe file
     if len(value) > _LONGEST_SHOWN:
         value = f"{value[:_LONGEST_SHOWN]}..."
     return f"{place} (--{option}): {first['msg']}, got {value}"

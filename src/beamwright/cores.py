@@ -7,9 +7,9 @@ operators of a decode step, and costs little next to other processes
 (docs/log/2026-11.md#a-busy-machine).
 
 The libraries read their wait policy from the environment while PyTorch is imported, so this module
-sets it when `beamwright` is imported. No other module reads or writes the environment. This is a
-deliberate exception: the variables belong to the libraries and change no result. A policy that the
-user has set is kept. `engine.threads` handles programs that imported PyTorch first.
+sets the policy when `beamwright` is imported. No other module reads or writes the environment. The
+exception is deliberate: the variables belong to the libraries and change no result. A policy that
+the user has set is kept. `engine.threads` handles programs that imported PyTorch first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-SPINS = 2000
+SPINS = 2000  # iterations that an idle thread of GNU's library spins before it sleeps
 _POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
@@ -36,15 +36,15 @@ def shorten_spins() -> None:
 
 
 def wait_policy() -> str | None:
-    """Return the OpenMP wait policy in the environment, such as "KMP_BLOCKTIME=1"; None: none."""
+    """Return the OpenMP wait policy in the environment, such as "KMP_BLOCKTIME=1", or None."""
     return next((f"{n}={os.environ[n]}" for n in _POLICIES if n in os.environ), None)
 
 
 def num_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use.
 
-    It is the smaller of the process's CPU affinity and its container's CPU quota. A fraction of a
-    core counts as one core.
+    The number is the smaller of the process's CPU affinity and its container's CPU quota. A
+    fraction of a core counts as one core.
 
     root: the folder that contains /proc and /sys.
     """
@@ -62,8 +62,8 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
     Both cgroup v1 and v2 are read.
 
-    Inside a container, the group's path may be the path on the host, which does not exist here. The
-    mounted folder, a parent of that path, then holds the container's quota.
+    Inside a container, the group's path may be the path on the host, which does not exist here. In
+    that case the mounted folder, a parent of that path, holds the container's quota.
     """
     groups = root / "proc/self/cgroup"
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():

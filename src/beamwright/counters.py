@@ -36,7 +36,7 @@ class Counters:
     slot_tokens: int = 0  # tokens of all computed rows, padding included
     preempted: int = 0  # rows that left the batch in the middle of their step
     parking_plans: int = 0  # plans with parking, which has no barriers (`protocols.Parking`)
-    speculative_rows: int = 0  # rows begun before selection had opened their nodes
+    speculative_rows: int = 0  # rows of children that selection had not opened yet
 
     verifier_calls: int = 0  # calls of the verifier
     scored_steps: int = 0  # steps scored in these calls
@@ -50,8 +50,8 @@ class Counters:
     loaded_tokens: int = 0  # needed tokens that had left the device and were loaded from the host
     dropped_tokens: int = 0  # needed tokens that had left the device and were computed again
     evicted_blocks: int = 0  # blocks that left the device
-    # Evicted blocks that were needed again, and loaded. With `recomputed_blocks`, this is the
-    # thrashing that the thesis on decoupled exploration counts (Algorithm 1).
+    # Evicted blocks that were needed again, and loaded. Together with `recomputed_blocks` they are
+    # the thrashing that the thesis on decoupled exploration counts (Algorithm 1).
     loaded_blocks: int = 0
     recomputed_blocks: int = 0  # evicted blocks that were needed again, and computed again
 
@@ -63,15 +63,15 @@ class Counters:
     requests: int = 0  # requests to a remote server, answered or failed, retries included
     retries: int = 0  # requests that repeated a failed one
     prompt_tokens: int = 0  # prompt tokens, as the server reports them
-    cached_tokens: int = 0  # prompt tokens in the server's cache, as it reports them
+    cached_tokens: int = 0  # prompt tokens in the server's cache, as the server reports them
     untold_prompts: int = 0  # replies without a count of prompt tokens
     untold_cached: int = 0  # replies without a count of cached tokens
 
     sparse_tokens: int = 0  # tokens decoded with a selection of the visible tokens
-    visible_tokens: int = 0  # tokens visible to these tokens, summed
-    selected_tokens: int = 0  # tokens that these tokens attended to, summed
-    # Attention on tokens that were not selected, or an upper bound of it, as a share of each head's
-    # attention, summed over `sparse_heads`. Both stay 0 if a method's scores do not tell it.
+    visible_tokens: int = 0  # tokens visible to each of `sparse_tokens`, summed
+    selected_tokens: int = 0  # tokens that each of `sparse_tokens` attended to, summed
+    # Share of a head's attention on tokens that were not selected, or an upper bound of the share,
+    # summed over `sparse_heads`. Both counters stay 0 if a method's scores do not tell the share.
     left_out: float = 0.0
     sparse_heads: int = 0  # layers times heads times tokens, as far as `left_out` is known
     corrections: int = 0  # heads whose predicted query was too far from the real one
@@ -121,7 +121,8 @@ def counter_field(counter: str, *, per: str | None = None, unless: str | None = 
 class CounterView:
     """Base class of statistics for people and JSON, computed from a difference of counters.
 
-    A field is the counter with its name, what `counter_field` declares, or a value passed to `of`.
+    Each field is the counter of the same name, what `counter_field` declares, or an argument of
+    `of`.
     """
 
     @classmethod
@@ -157,7 +158,7 @@ class Level(NamedTuple):
 class Usage:
     """Snapshot of an engine for metrics: KV memory in use, and counts so far.
 
-    It is taken while the engine works, so its numbers may belong to slightly different moments.
+    The engine works meanwhile, so the numbers may belong to slightly different moments.
 
     levels: KV memory by (model, tier): "generator" or "verifier", and "device" or "host".
     counters: counts by owner: the "engine" itself, and each model's KV.

@@ -51,7 +51,7 @@ class BeamwrightError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the error by its attributes, because subclasses take different arguments.
 
-        The partial solution is left out: it is large and stays in the process that has the tree.
+        The partial solution is left out, because it is large and its tree stays in this process.
         """
         facts = {name: value for name, value in vars(self).items() if name != "partial"}
         return _rebuild_error, (type(self), self.args, facts)
@@ -131,7 +131,7 @@ class CapacityError(BeamwrightError):
 
 
 class DeviceMemoryError(BeamwrightError):
-    """The device is out of memory, for the KV or for the smallest piece of work besides it."""
+    """The device has too little memory for the KV, or for one beam beside the KV."""
 
     def __init__(
         self,

@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 * 1024  # limit on a YAML file
 MOST_VALUES = 20_000
-# Characters of a file's name that its temporary file repeats: the name may be as long as a file
-# system allows.
+# Maximum number of characters of a file's name that its temporary file repeats. The whole name may
+# already be as long as the file system allows.
 _NAME_CHARACTERS = 100
 
 
 def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     """Return the content of a regular file, or of a pipe that the shell passed to this process.
 
-    Other pipes and devices are refused, because reading them might never end or never begin. Of a
-    regular file, no more than its stated size is read: files such as `/proc/kmsg` have none and
-    never end.
+    Other pipes and devices are refused, because reading them might never end or never begin. A
+    regular file is read up to its stated size: files such as `/proc/kmsg` state none and never end.
 
     max_bytes: the limit in bytes; -1 for none.
 
@@ -66,7 +65,7 @@ def read_regular(path: Path, max_bytes: int = -1) -> bytes:
 
 
 def read_file(path: Path, option: str = "") -> bytes:
-    """Return the bytes of a file, see `read_regular`.
+    """Return the bytes of a regular file, or of a pipe from the shell (`read_regular`).
 
     option: text in front of an error message.
 
@@ -81,7 +80,7 @@ def read_file(path: Path, option: str = "") -> bytes:
 
 
 def read_text(path: Path, option: str = "") -> str:
-    """Return the text of a file, see `read_file`.
+    """Return the text of a UTF-8 file, or of a pipe from the shell.
 
     Raises:
         InputError: if the file cannot be read, or is not UTF-8.
@@ -119,7 +118,7 @@ def describe_validation_error(error: ValidationError) -> str:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file with mode 0600, as the `opener` of `open`: files hold problems and texts."""
+    """Open a file with mode 0600, because it holds a user's texts; the `opener` of `open`."""
     return os.open(path, flags, 0o600)
 
 
@@ -204,7 +203,7 @@ def _replace(path: Path, content: bytes) -> None:
 def import_optional(module: str, needs: str) -> Any:
     """Import and return a module of an optional package.
 
-    needs: the error message if it cannot be imported, which names the package to install.
+    needs: the error message, which names the package to install.
 
     Raises:
         UnavailableError: if the module cannot be imported.
@@ -225,7 +224,7 @@ def installed_entry_points(group: str) -> EntryPoints:
 
 
 @cache
-def _entry_points(path: tuple[str, ...]) -> Any:  # its type differs from Python 3.12 on
+def _entry_points(path: tuple[str, ...]) -> Any:  # the result's type differs from Python 3.12 on
     """Return all entry points on `path`, the value of `sys.path`, which is the cache's key."""
     return entry_points()
 
@@ -290,7 +289,7 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
 
     An alias counts as all values that it refers to.
 
-    known: counts of nodes so far, by `id`.
+    known: counts of the nodes visited so far, by `id`.
 
     Raises:
         ValueError: for a node that contains itself.

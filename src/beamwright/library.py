@@ -1,7 +1,7 @@
 """ctypes bindings of the C library for matrix products and decoding on CPUs (`csrc/products.h`).
 
-The library is missing if the package was installed without a C compiler. Torch then computes
-everything. The structures have the same fields as those in the header.
+The library is missing if the package was installed without a C compiler. Without the library, torch
+computes everything. The structures have the same fields as those in the header.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 # The library only takes matrix widths that are a multiple of this number.
 LANES = 16
-_SETS = ("no vectors", "AVX2", "AVX-512 VNNI")
-_ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # torch's names for them
+_SETS = ("no vectors", "AVX2", "AVX-512 VNNI")  # instruction sets of the library, the best last
+_ALLOWED = {"DEFAULT": 0, "AVX2": 1}  # torch's CPU capability: index of the best set it allows
 _NUMBER, _PLACE = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -78,7 +78,7 @@ class NativeLayer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """A decoder: its layers and their sizes."""
+    """Argument of `bw_run`: a decoder, as its layers and their sizes."""
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(NativeLayer)),
@@ -89,7 +89,7 @@ class Model(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """One forward pass: which stages of a model to run, and for which rows."""
+    """Argument of `bw_run`: one forward pass of `rows` rows through stages `begin` to `end`."""
 
     _fields_: ClassVar = [
         *_fields_of("begin end rows", _NUMBER),

@@ -352,8 +352,8 @@ class ScheduleView:
 class Parking:
     """Parameters of parking: rows are admitted without reserving the blocks of a full step.
 
-    When blocks run out, the row that was admitted last is preempted: it waits on the host with its
-    tokens. There are no barriers between groups.
+    When blocks run out, the row that was admitted last is preempted: its tokens and KV wait on the
+    host. There are no barriers between groups.
     """
 
     # Limit on the rows, because more rows would not be faster; None: no limit.

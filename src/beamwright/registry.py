@@ -24,14 +24,14 @@ from beamwright.errors import InputError
 def option(
     default: Any, help: str, *, metavar: str | None = None, recipe_only: bool = False, **limits: Any
 ) -> Any:
-    """Declare a field of a section or of a declared class as an option of users.
+    """Declare a field of a section or of a declared class as an option that users can set.
 
     The field becomes a setting, a command-line flag and a key of recipes.
 
     help: the text that the command line shows.
     metavar: the name of the value on the command line.
-    recipe_only: True for a setting of ablations, which a command line has only if the command asks
-        for it.
+    recipe_only: True for a setting for ablation studies. Recipes accept it, and a command only if
+        that command asks for such settings.
     limits: arguments of `pydantic.Field`, such as ge, gt, le, lt, min_length or allow_inf_nan.
     """
     extra: JsonDict = dict(metavar=metavar, recipe_only=recipe_only)
@@ -54,7 +54,7 @@ class TableRow:
     meaning: one line that describes the part to users.
     make: the declared class or function. The fields of a pydantic model are its options, except
         fields that all classes of the table share (`shared`).
-    source: the source of the plugin file at import; None for a built-in part.
+    source: the text of the plugin file when it was imported; None for a built-in part.
     """
 
     name: str

@@ -16,15 +16,15 @@ from beamwright.registry import option
 # The form of the problems that the bundled models can solve.
 GRAMMAR = "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME have now?"
 
-# Limit on the candidates of a round and on the children of a step. Each has a node, a sampled
+# Limit on the candidates of a round and on the children of a step. A child has a node, a sampled
 # token, a slot in a batch and some KB of host memory before its first token. Published repeated
 # sampling goes up to 10,000 (arXiv 2407.21787).
 MOST_CANDIDATES = 2**16
 
-# Prefix of a generator's name if a server generates the steps (`remote`).
+# Prefix of `--model` if a server generates the steps (`remote`).
 ELSEWHERE = "openai:"
 
-# How problems in flight share the device, see `engine.queue` and `engine.engine`.
+# How problems in flight share the device (`--explore`; `engine.queue`, `engine.engine`).
 Explore = Literal["lockstep", "continuous", "decoupled"]
 
 # Whether children of finished steps are decoded before selection has chosen among the steps.
@@ -140,8 +140,8 @@ class ModelSettings(OpenSection):
     def default_verifier(self) -> str:
         """The verifier that is used if the user names none.
 
-        The bundled verifier was trained on the solutions of the bundled generators. It has never
-        seen a thought, or an answer without steps, so it is not the default for `bundled:thinking`.
+        The bundled verifier was trained on the solutions of the bundled generators. It is no
+        default for `bundled:thinking`: it has never seen a thought, or an answer without steps.
         """
         if self.is_random:
             return "logprob"
@@ -228,7 +228,7 @@ class StepSettings(Section):
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens of a step."""
+        """Maximum number of tokens of a step."""
         return self.step_tokens or max(self.step_limits or (self.max_step_tokens,))
 
 
@@ -277,7 +277,7 @@ class SearchSettings(OpenSection):
 class StopSettings(Section):
     """Conditions that end a search early, with the best candidates so far.
 
-    Until then the tree is the same as without them.
+    Until one of them holds, the tree is the same as without them.
     """
 
     deadline: units.Duration = option(
@@ -306,7 +306,7 @@ class StopSettings(Section):
 
 
 class MemorySettings(Section):
-    """The one memory number, and parts of it that a user may set."""
+    """The limit on all device memory (`--memory`), and limits on parts of it."""
 
     memory: units.Size = option(
         None, "Limit on all memory used on the device, such as 7GiB.", metavar="SIZE"

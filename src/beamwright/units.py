@@ -109,8 +109,8 @@ def parse_select(text: str | float) -> int | float:
     )
 
 
-MOST_CLOSING = 200
-MOST_DRAFTS = 15  # an iteration decodes up to 16 tokens of a row
+MOST_CLOSING = 200  # maximum bytes of `--close-message`
+MOST_DRAFTS = 15  # maximum of `--drafts`: an iteration decodes up to 16 tokens of a row
 
 
 def _word_or_tokens(
@@ -174,8 +174,8 @@ def parse_template_args(given: str | Mapping[str, Any]) -> dict[str, Any]:
     """Parse `--template-args`, a mapping or JSON text, and check the names.
 
     Raises:
-        InputError: if it is neither, if a value is not valid JSON, or if a name is reserved or is
-            not an identifier.
+        InputError: if `given` is neither, if a value is not valid JSON, or if a name is reserved or
+            is not an identifier.
     """
     try:
         plain = json.loads(given) if isinstance(given, str) else dict(given)
@@ -260,18 +260,18 @@ Rate = Annotated[int | None, _parsed(_parse_rate, int | str | None)]
 Split = Annotated[Literal["auto"] | float, _parsed(parse_split, Literal["auto"] | float)]
 # A number of tokens, or a share of the visible tokens; 1.0 is all of them.
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
-# Limit on the tokens drafted for a row.
+# `--drafts`: limit on the tokens drafted for a row in one pass.
 _Drafts = Literal["auto", "off"] | int
 _NO_DRAFTS = f"is not a draft limit: write auto, off or 1 to {MOST_DRAFTS} tokens"
 Drafts = Annotated[_Drafts, _word_or_tokens(_Drafts, ("auto", "off"), _NO_DRAFTS, most=MOST_DRAFTS)]
-# Whether a model thinks, or a limit on the tokens of its thought.
+# `--thinking`: whether a model thinks, or a limit on the tokens of its thought.
 _Thinking = Literal["auto", "on", "off"] | int
 _NO_THINKING = "is not a thinking mode: write auto, on, off or a number of tokens"
 Thinking = Annotated[
     _Thinking, _word_or_tokens(_Thinking, ("auto", "on", "off"), _NO_THINKING, least=0)
 ]
 CloseMessage = Annotated[str, _parsed(parse_close_message, str)]
-# How thoughts are cut into steps.
+# `--thought-steps`: how thoughts are cut into steps.
 _Cut = Literal["auto", "whole", "paragraphs", "sentences", "markers"]
 _CUTS = get_args(_Cut)
 _ThoughtSteps = _Cut | int

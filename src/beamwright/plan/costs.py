@@ -1,8 +1,8 @@
-"""Cost model: a model's memory in bytes, and the seconds of its forward passes. No torch.
+"""Cost model: a model's memory in bytes, and the seconds of its forward passes.
 
-This package must not import `models`, so a model's shape arrives through the protocol `Shape`. Only
-the projections inside the layers are quantised. Embeddings, LM head, norms and biases keep the
-model's precision. `models` makes the tensors whose sizes are computed here.
+This package imports neither torch nor `models`, so a model's shape arrives through the protocol
+`Shape`. Only the projections inside the layers are quantised. Embeddings, LM head, norms and biases
+keep the model's precision. `models` makes the tensors whose sizes are computed here.
 
 Seconds follow a roofline: the slower of memory traffic and compute, plus kernel launches. The peaks
 are scaled by the shares in the hardware profile, which say how much of a peak real kernels reach.
@@ -21,25 +21,27 @@ from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 from beamwright.sections import KVDtype
 
-# Tokens of one row in one prefill chunk. `models.prefill` says why it is constant.
+# Tokens of one row in one prefill chunk. `models.prefill` says why the number is constant.
 CHUNK_TOKENS = 256
-# Most tokens of a prefill that is captured as a CUDA graph, see `models.packed`.
+# Maximum number of tokens of a prefill pass that is captured as a CUDA graph (`models.packed`).
 CAPTURED_TOKENS = 1024
 # Columns that share one scale and one zero point when Beamwright rounds weights to int4.
 INT4_GROUP = 64
-# Most weights dequantised at a time if no kernel multiplies with quantised weights directly.
+# Maximum number of weights dequantised at once where no kernel multiplies quantised weights
+# directly.
 GROUPED_TILE_VALUES = 1 << 22
-# Most rows for which a GPU kernel reads quantised weights directly.
+# Maximum number of rows for which a GPU kernel reads quantised weights directly.
 #
 # For more rows, weights are dequantised first.
 QUANTISED_GEMM_ROWS = 256
-# Most weights dequantised at a time for more than `QUANTISED_GEMM_ROWS` rows.
+# Maximum number of weights dequantised at once for more than `QUANTISED_GEMM_ROWS` rows.
 #
-# In 16 bits they fit the L2 cache of a large GPU.
+# In 16 bits, this many weights fit the L2 cache of a large GPU.
 DEQUANTISED_VALUES = 1 << 24
 
 _INT8_SCALE_BYTES = 2 * 4  # a row's scale and, on a GPU, its lowest value, both in float32
-_BLOCK_COLUMNS, _BLOCK_SCALE_BYTES = 32, 2  # one block of `Storage.BYTES`
+# int8 weights in blocks (`Storage.BYTES`): columns that share a scale, and bytes of the scale.
+_BLOCK_COLUMNS, _BLOCK_SCALE_BYTES = 32, 2
 _INT4_SCALE_BYTES = 2 * 2  # a group's scale and lowest value, both in float16
 
 
@@ -309,7 +311,9 @@ def attention_partial_bytes(heads: int, head_dim: int) -> int:
 def record_bytes(size: Sequence[int], element_bytes: int) -> int:
     """Return the bytes of one tensor in the packed record of a row's recurrent states.
 
-    size: the tensor's shape. Bytes are rounded up, so that every tensor begins at a multiple of 16.
+    size: the tensor's shape.
+
+    The bytes are rounded up, so that every tensor begins at a multiple of 16.
     """
     return _round_up(prod(size) * element_bytes, 16)
 

@@ -1,7 +1,7 @@
 """Predict whether all KV of a search fits the device, and how many paths would fit.
 
-Searches of equal settings need different amounts of KV. So the verdict is about sampled searches
-(`workload`): nearly all fit, only some fit, or none fits.
+Searches with equal settings need different amounts of KV. The verdict is therefore about sampled
+searches (`workload`): nearly all fit, only some fit, or none fits.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def with_mark_tokens(workload: Workload) -> Workload:
 
 @dataclass(frozen=True)
 class ResidentNeed:
-    """Device bytes of one search if all KV and recurrent states stay there and prefixes are shared.
+    """Device bytes of one search if all KV and recurrent states stay on the device.
 
-    verifier: 0 if there is no verifier.
+    Paths share the KV of their prefixes. verifier: 0 if there is no verifier.
     """
 
     generator: Spread
@@ -103,7 +103,7 @@ def max_beams_in_gpu(
     def load(num_families: int, spread: float = 1.0) -> float:
         """Return the expected need divided by its budget, for the fuller of the two budgets.
 
-        spread: factor on the expected KV. Recurrent states have none: their number is certain.
+        spread: factor on the expected KV, not on recurrent states, whose number is certain.
         """
         wide = wider(num_families)
         need = resident_need(wide, model, scorer, expected_nodes)

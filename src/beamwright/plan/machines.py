@@ -1,12 +1,12 @@
-"""Hardware profiles: memory, bandwidth and FLOP/s of GPUs and CPUs, for the cost model. No torch.
+"""Hardware profiles: memory, bandwidth and FLOP/s of GPUs and CPUs, for the cost model.
 
 A peak comes from a vendor or from a measurement. A share says how much of the peak real work
 reaches. `find_profile` knows three kinds by name: GPUs from their data sheets, a small CPU machine,
 and this machine as `doctor --probe` measured it. The last one is a JSON file in the user's cache.
 
 FLOP/s of GPUs are dense: 16-bit matrix products with 32-bit accumulation, and float32 outside the
-tensor cores. Where a source gives no figure for a card, it is multiprocessors times boost clock
-times 512 operations, as the same source counts for related cards (Ampere, Ada and Blackwell
+tensor cores. Where a source gives no FLOP/s for a card, they are multiprocessors times boost
+clock times 512 operations, as the same source counts for related cards (Ampere, Ada and Blackwell
 GeForce). For a laptop GPU, the clock is the highest that the vendor allows. Memory is the nominal
 size, since the part that a driver, a desktop or ECC reserves is not known. Only devices that
 PyTorch calls CUDA are listed, which includes Radeons in its ROCm build.
@@ -63,7 +63,8 @@ class HardwareProfile:
         without the library.
     coded_flops: FLOP/s at which the C library multiplies a batch with quantised weights; None
         without the library.
-    A share is 1 where its rate was measured with the kind of work that it stands for.
+
+    A share is 1 if the rate that it scales was measured with the same kind of work.
 
     Raises:
         ValueError: if a number is not finite and positive, or a share is above 1.
@@ -104,8 +105,7 @@ class PassCosts:
     byte_s: seconds to read one byte of KV.
     state_s: seconds to read and write one row's recurrent states.
 
-    With the defaults a pass costs 1 and nothing else costs anything: a sum of costs then counts
-    passes.
+    With the default values, a pass costs 1 and everything else 0, so a sum of costs counts passes.
     """
 
     weights_s: float = 1.0
@@ -244,7 +244,7 @@ def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
         InputError: if the folder or the file cannot be written.
     """
     file = file or default_cache_file()
-    with suppress(OSError):  # `write_atomically` then fails, and reports the file
+    with suppress(OSError):  # without the folder, `write_atomically` fails and names the file
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
     return file

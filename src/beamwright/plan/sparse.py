@@ -1,14 +1,15 @@
 """Decide `--sparse auto`: is sparse attention to selected tokens faster than full attention?
 
 The sparse candidate is `--sparse exact` with all KV in host memory (AsyncSpade's Eq. 8). The host
-scores every key with the token's own query, so nothing overlaps. A selected token is copied to the
-device once for all rows, unless the previous token already needed it there (ShadowKV, FreeKV).
+scores every key with the token's own query, so the device waits meanwhile. A selected token is
+copied to the device once for all rows, unless the previous token already needed it there (ShadowKV,
+FreeKV).
 
 On a GPU, sparse decoding runs in plain torch, one operator at a time, while full attention has
-kernels and CUDA graphs. The price of the former is a prediction: no GPU has run it. Scoring pages
-of keys by their bounds (Quest) would be cheaper. But at 4,096 tokens it loses facts that a ledger
-problem needs (docs/log/2026-11.md#sparse-auto), so `auto` never chooses it. This module needs no
-torch.
+kernels and CUDA graphs. The time of sparse decoding on a GPU is a prediction: no GPU has run it.
+Scoring pages of keys by their bounds (Quest) would be cheaper. At 4,096 tokens, however, page
+scores miss facts that a ledger problem needs (docs/log/2026-11.md#sparse-auto), so `auto` never
+chooses it. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ SINKS, RECENT = 4, 12
 # 0.7 with the bundled model, 1 with random weights.
 RELOAD_FACTOR = 0.7
 
-# Least predicted speedup at which `auto` chooses sparse attention. The cost model is no more
+# Minimum predicted speedup at which `auto` chooses sparse attention. The cost model is no more
 # accurate than this factor.
 LEAST_SPEEDUP = 1.25
 
-_OPERATORS = 2.5  # operators of a sparse layer per operator of a plain one, by torch's dispatcher
+_OPERATORS = 2.5  # torch operators of a sparse layer per operator of a dense layer
 _SCORE_BYTES = 170  # memory traffic of one score: product, softmax, mean over heads, top-k
 _SHARE_MULTIPLE = 16
 # Launch cost of a copy for the estimate of full attention. `Roofline.move_kv` counts a copy per
-# block, but streamed KV needs only one per layer. A profile needs a positive number.
+# block, but streamed KV needs only one per layer. Zero is not valid in a profile.
 _WHOLE_PIECE_S = 1e-12
 
 
@@ -134,7 +135,7 @@ def choose_sparse(
     """Choose sparse attention if its predicted speedup is at least `LEAST_SPEEDUP`, else full.
 
     full: model and machine with full attention, as `--schedule auto` runs it.
-    plain: the same with one operator launched at a time.
+    plain: the same model and machine with one operator launched at a time.
     host: the machine that scores keys; on a CPU the same machine.
     budget_bytes: KV budget of the generator on the device.
     select: see `selected_tokens`.

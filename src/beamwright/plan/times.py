@@ -21,8 +21,8 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import TreeStep, Workload, tree_steps
 from beamwright.protocols import Direction
 
-_BATCH_TOKENS = 4096  # most tokens in one batch of a prefill, as in `models.prefill`
-_PADDING = 8  # a prefill pads the length of its rows to a multiple of this
+_BATCH_TOKENS = 4096  # maximum tokens of one prefill batch, as in `models.prefill`
+_PADDING = 8  # a prefill pads the length of its rows to a multiple of this number
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Estimate:
     """Predicted times and bytes of a search under one schedule; None if it does not fit.
 
     fits: True if nearly every search fits.
-    borderline: True if only some searches fit. The numbers are then for those that do.
+    borderline: True if only some searches fit. The numbers are for the searches that fit.
     time_s: the sum of prefill_s, decode_s, verify_s and stall_s.
     io_share: stall_s as a fraction of time_s.
     groups: number of groups of beams decoded, summed over all steps.
-    peak_kv_bytes: most KV of the generator on the device at once.
+    peak_kv_bytes: maximum bytes of the generator's KV on the device.
     limited_by: the activity that takes most of the time, and what limits it.
     """
 
@@ -169,7 +169,7 @@ def _middle_pass(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
 def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
     """Return the device bytes of the largest of `num_groups` even groups when the step ends.
 
-    They are KV in whole blocks plus recurrent states.
+    The bytes are those of KV in whole blocks and of recurrent states.
     """
     num_states = step.workload.num_states(-(-step.workload.num_beams // num_groups))
     kv_bytes = step.group_held_tokens(num_groups) * model.kv_bytes_per_token

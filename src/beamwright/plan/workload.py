@@ -171,14 +171,15 @@ def expected_ancestors(num_beams: int, width: int, num_levels: int) -> list[floa
     return counts[:num_levels]
 
 
-# Beams of all sampled searches together. Large searches vary less, so fewer of them suffice.
+# Number of beams of all sampled searches together. Large searches vary less, so fewer of them
+# suffice.
 _SAMPLED_BEAMS = 8192
 _NUM_DEVIATIONS = 3
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Range of the need of nearly every search, and its mean, in tokens or bytes."""
+    """Range of the KV need of nearly every search, and the mean need, in tokens or bytes."""
 
     least: int
     mean: int

@@ -26,7 +26,7 @@ def beam_sets(
 
     Args:
         balance: use the fewest groups with even sizes; False fills each group up to the limit.
-        max_batch: the most beams of a group; None for no limit.
+        max_batch: maximum number of beams of a group; None for no limit.
         arrival: beam numbers in the order in which groups take them, regardless of shared prefixes
             (no inter-beam locality); None takes the beam with the largest overlap.
     """

@@ -1,14 +1,14 @@
 """The locality schedule: each group runs to the end of its step before the next group starts.
 
 This is section 4 of the LBS paper. The module uses the KV demand of a round and the planners, and
-knows no tiers and no transfers. If the demand is unknown, it falls back to plain batches.
+knows no tiers and no transfers. If the demand is unknown, the schedule runs plain batches.
 
 A round runs in one of two ways, whichever is estimated to be faster:
 
 - in groups. Each group reserves the blocks for its whole step and runs alone. On average, half of
   the reserved memory is unused.
-- with parking. Rows reserve no blocks. When blocks run out, a row is preempted and waits on the
-  host (it is parked). The device is always full, but parked KV crosses the link, and the last
+- with parking. Rows reserve no blocks. When blocks run out, a row is preempted and its KV moves to
+  the host. The device is always full, but the KV of preempted rows crosses the link, and the last
   passes of a round have few rows.
 
 The constants of the estimate come from simulated searches (docs/log/2026-11.md#parking).
@@ -25,7 +25,7 @@ from beamwright.schedule.declare import Schedule, batched_plan, schedule
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.ranges import plan_ranges
 
-_EAGER_ABOVE = 1.5  # a round that needs more than this multiple of the capacity writes back early
+_EAGER_ABOVE = 1.5  # above this multiple of the capacity, a round writes KV back early
 
 
 @schedule("auto", meaning="locality, or in-gpu if all KV stays on the host")
@@ -59,7 +59,7 @@ class LocalitySchedule(Schedule):
         """Return the parking parameters, or None if the groups run with barriers.
 
         With `--batching auto`, parking is chosen if it is faster or if step lengths are unknown.
-        It is never chosen if every beam has its own copy of its path.
+        Parking is never chosen if every beam has its own copy of its path.
         """
         batching = self.settings.batching
         if batching == "grouped" or forest.copy_per_beam:
@@ -122,21 +122,22 @@ def round_robin(view: ScheduleView) -> list[int]:
 # `Parking.level_from` begins when the remaining beams need at most this multiple of the capacity.
 _LEVEL_FROM = 2.5
 _FEWEST_ROWS = 64  # a pass with fewer rows takes longer than a roofline model predicts
-# Factor on the estimated passes: a prefix occupies the device even while only some of its rows run.
+# Factor on the estimated passes: a prefix occupies the device even if only some of its rows run.
 _EXTRA_PASSES = 1.2
-# The number of rows is limited only if a wave needs at most this multiple of the capacity: in
-# larger waves, rows are preempted at any limit.
+# A wave is a part of the beams that run together. If a wave needs more than this multiple of the
+# capacity, rows are preempted whatever the limit on rows is, so no limit is set.
 _WAVE = 1.25
-_DRAIN = 0.25  # extra passes with few rows at the end of a round, as a fraction of a step's
+# Extra passes with few rows at the end of a round, as a fraction of the passes of a step.
+_DRAIN = 0.25
 _RELOADED_SHARE = 0.4  # bytes loaded again, as a fraction of the bytes that do not fit the device
 
 
 def choose_parking(view: ScheduleView, forest: Forest) -> Parking:
     """Choose the parking parameters for the beams of `view`.
 
-    Above some number of rows, a pass is limited by arithmetic, so the beams run in waves of even
-    size. If step lengths are unknown, the number of rows is not limited: all steps start early,
-    because the longest step decides when the round ends.
+    Above some number of rows, a pass is limited by arithmetic, so the beams run in waves (parts
+    that run together) of even size. If step lengths are unknown, the number of rows is not limited:
+    all steps start early, because the longest step decides when the round ends.
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
     spare_s = costs.row_s - costs.state_s  # arithmetic of a row, minus reading its state

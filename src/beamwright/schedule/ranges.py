@@ -43,7 +43,7 @@ def plan_ranges(
 
     Args:
         balance: make groups even; False packs every group to capacity.
-        max_batch: the most beams of a group; None for no limit.
+        max_batch: maximum number of beams of a group; None for no limit.
     """
     union = sum(forest.path_bytes) - sum(forest.shared_bytes)
     resident = sum(forest.resident_path_bytes) - sum(forest.resident_shared_bytes)
@@ -192,8 +192,9 @@ class Sweep:
         survivors        = min over groups of (resident[end] + capacity - need)
 
     because a group leaves `capacity - need` bytes to KV that waits for a later group, and KV with
-    the nearest first use is evicted last. Both are monotone in start and end. So under any limits
-    on them the largest possible group is optimal, and bisection finds the best limits. This gives
+    the nearest first use is evicted last. Both numbers are monotone in start and end. Under any
+    limits on the two, the largest possible group is therefore optimal, and bisection finds the best
+    limits. This gives
     the exact optimum without a table over all ranges.
 
     Positions count beams in the running direction. An end is the position after the last beam of a
