@@ -174,7 +174,7 @@ class KVMethod:
     tails_apart: True if tails (the rows' newest tokens) are not charged to the KV budget, so that
         the memory plan must reserve memory for tails.
     most_rows: function of (shape, bytes per token, KV budget in bytes) that returns the maximum
-        number of rows whose KV, as far as it is read at once, fits the budget.
+        number of rows for which the KV that they select fits the budget.
     """
 
     option: str | None = None

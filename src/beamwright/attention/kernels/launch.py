@@ -57,9 +57,8 @@ class Partials:
         context: [slots, heads, head_dim], float32.
         lse: base-2 log-sum-exp [slots, heads], float32.
         first_own: the first slot of rows' own tokens.
-        early: launch options of the kernels that write and read the partial results, by which one
-            can
-        start before the other has ended.
+        early: launch options of the kernels that write and read the partial results, so that one
+            can start before the other has ended.
     """
 
     def __init__(

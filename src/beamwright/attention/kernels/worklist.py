@@ -100,11 +100,10 @@ def prefill_tile(heads: HeadLayout, element_bytes: int, *, hopper: bool = False)
 
     float32 has no matrix unit, and its larger tiles would spill registers.
 
-    hopper: `is_hopper` of the GPU. There, products read tiles from shared memory. With head_dim
-        128,
-    128 pairs and eight warps were an eighth faster after a path; with head_dim 64, slower. On other
-    cards tiles pass through registers: with head_dim 64 and 8-bit KV, two tiles of 64 tokens do not
-    fit.
+    hopper: `is_hopper` of the GPU. There, products read tiles from shared memory: with head_dim
+        128, 128 pairs and eight warps were an eighth faster after a path; with head_dim 64, slower.
+        On other cards tiles pass through registers: with head_dim 64 and 8-bit KV, two tiles of 64
+        tokens do not fit.
     """
     dim = power_of_two(heads.head_dim)
     pairs = 128 if hopper and dim == 128 else 64
@@ -139,9 +138,9 @@ class Cuts:
 
     part_tokens: maximum number of tokens of a part, a multiple of the block size. Longer segments
         are split (split-K). Shorter ones are joined, although joining makes siblings read shared
-        segments more than once: on an H100 time depends on the number of programs, not on bytes in
-            its cache
-        (docs/log/2026-11.md#attention-on-a-card). With 128, few rows wait for the longest part.
+        segments repeatedly: on an H100 time depends on the number of programs, not on bytes in its
+        cache (docs/log/2026-11.md#attention-on-a-card). With 128, few rows wait for the longest
+        part.
     copy_per_row: every row reads its own device copy of its path. The k-th row through a segment
         reads the k-th copy, or the last one if there are fewer.
     """
