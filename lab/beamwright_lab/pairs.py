@@ -89,8 +89,8 @@ PAIRS = (
     Pair(
         "RTX 4090, 24 GB", "rtx-4090", "meta-llama/Llama-3.1-8B-Instruct", RLHFLOW, 64, 22, INT4
     ),
-    Pair("Radeon RX 7800 XT, 16 GB (untried)", "rx-7800-xt", QWEN, SKYWORK, 16, 14),
-    Pair("Radeon RX 7900 XTX, 24 GB (untried)", "rx-7900-xtx", QWEN, MATH_PRM, 64, 22),
+    Pair("Radeon RX 7800 XT, 16 GB", "rx-7800-xt", QWEN, SKYWORK, 16, 14),
+    Pair("Radeon RX 7900 XTX, 24 GB", "rx-7900-xtx", QWEN, MATH_PRM, 64, 22),
 )  # fmt: skip
 
 
@@ -182,8 +182,8 @@ def _row(each: Mapping[str, Any]) -> dict[str, str]:
         "you have": f"[{each['machine']}](#{anchor})",
         "generator": model("--model", "--weights"),
         "verifier": model("--verifier", "--verifier-weights"),
-        "needs, GiB": f"{each['needs_gib']} of {each['of_gib']}",
-        "paths": f"{words[words.index('--n') + 1]} of {each['beams']}",
+        "needs / limit, GiB": f"{each['needs_gib']} / {each['of_gib']}",
+        "paths (most)": f"{words[words.index('--n') + 1]} ({each['beams']})",
         "predicted": _time(each["seconds"]),
     }
 
@@ -194,7 +194,7 @@ def _time(seconds: float) -> str:
 
 def _commands(each: Mapping[str, Any]) -> Iterator[str]:
     fits = "up to" if each["fits"] else "about"
-    said = f"{fits} {each['beams']:,} beams fit; {each['advice']}"
+    said = f"{fits} {each['beams']:,} paths fit; {each['advice']}"
     total = f"needs {each['needs_gib']} of {each['of_gib']} GiB"
     yield from ("", f"### {each['machine']}", "", "```bash", f"# {said}; {total}")
     yield _wrapped(each["plan"])

@@ -52,7 +52,10 @@ def accuracy(found: Found, *, more: bool = False) -> str:
     methods = {**_METHODS, **_MORE_METHODS} if more else _METHODS
     single: Row = {"accuracy": "one sample (mean) / greedy"}
     for each in ("weak", "strong"):
-        single[f"{each}, n = 4"] = f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}"
+        single |= dict.fromkeys(
+            (f"{each}, n = 4", f"{each}, n = 16"),
+            f"{value(each, 'one sample', 1)} / {value(each, 'greedy', 1)}",
+        )
     spent: Row = {"accuracy": "tokens per problem, vote / beam"}
     for generator, n in product(("weak", "strong"), (4, 16)):
         vote, beam = (cells[generator, how, n]["tokens / problem"] for how in ("majority", "beam"))
@@ -230,7 +233,7 @@ def hybrids(found: Found) -> str:
             "tokens per step": row["steps"],
             "KV and states need, GiB": f"{row['needed_bytes'] / 2**30:.1f}",
             "the card has, GiB": f"{row['budget_bytes'] / 2**30:.1f}",
-            "time over that of a card that holds all": f"{row['over']:.2f}",
+            "slowdown against a card that holds everything": f"{row['over']:.2f}",
         }
         for row in found["rows"]
         if row["states"] == "float32"

@@ -57,9 +57,9 @@ def sentence(found: Found) -> str:
     return _wrapped(
         f"On an {card}, with random weights in the shape of a 1.5B model, 64 paths generate "
         f"{_rate(paths[0]):,.0f} tokens a second; {engine} generates {_rate(paths[1]):,.0f}. In a "
-        f"beam search with half of the KV memory that vLLM would use, the rates are "
-        f"{_rate(half[0]):,.0f} and {_rate(half[1]):,.0f}, and the tree is the same as with all "
-        "of it. An H100 has been measured, too."
+        f"beam search where both engines get half of the KV memory that vLLM would use, Beamwright "
+        f"generates {_rate(half[0]):,.0f} tokens a second and vLLM {_rate(half[1]):,.0f}. "
+        "Beamwright's tree is the same as with full memory."
     )
 
 

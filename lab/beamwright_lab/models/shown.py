@@ -11,8 +11,8 @@ Found = Mapping[str, Any]
 _TOLERANCE = 1e-4
 _WORDS = {True: "yes", False: "**no**", None: "-"}
 FORMAT_COLUMNS = (
-    *("format", "bits", "error to the definition", "error to `transformers`"),
-    *("error as computed", "load, s", "peak, MiB", "file, MiB", "refused / loaded"),
+    *("format", "bits", "error against the definition", "error against `transformers`"),
+    *("error of products", "load, s", "peak, MiB", "file, MiB", "refused / loaded"),
 )
 
 
@@ -78,9 +78,9 @@ def _format(facts: Found) -> dict[str, Any]:
     return {
         "format": facts["format"],
         "bits": f"{whole['bits']:.2f}" if whole else None,
-        "error to the definition": error(facts.get("definition")),
-        "error to `transformers`": error(facts.get("transformers")),
-        "error as computed": error(facts.get("computed")),
+        "error against the definition": error(facts.get("definition")),
+        "error against `transformers`": error(facts.get("transformers")),
+        "error of products": error(facts.get("computed")),
         "load, s": f"{load['seconds']:.0f}" if "seconds" in load else load.get("outcome"),
         "peak, MiB": f"{load['peak_bytes'] >> 20:,}" if "peak_bytes" in load else None,
         "file, MiB": f"{whole['file_bytes'] >> 20:,}" if whole else None,

@@ -110,7 +110,7 @@ def _report(
     resident = estimates[_RESIDENT]
     most = max_beams_in_gpu(workload, costs, budget, scorer)
     if resident.fits:
-        most, advice = max(most, workload.num_beams), "nothing has to change"
+        most, advice = max(most, workload.num_beams), "your settings fit as they are"
     else:
         # `resident` was sampled for exactly this number of beams. `max_beams_in_gpu` extrapolates
         # from moderate numbers of beams. If they disagree, `resident` wins.
@@ -274,7 +274,7 @@ def _memory_report(
 def _page(report: Mapping[str, Any], machine: Machine) -> Group:
     """Return the printed page. report: the content of `--json`."""
     how = "up to" if report["fits"] else "about"
-    answer = f"{how} {report['max_beams_in_gpu']:,} beams fit; {report['advice']}"
+    answer = f"{how} {report['max_beams_in_gpu']:,} paths fit; {report['advice']}"
     budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
