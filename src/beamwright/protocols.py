@@ -350,13 +350,13 @@ class ScheduleView:
 
 @dataclass(frozen=True)
 class Parking:
-    """Parameters of parking: rows are admitted without reserving the blocks of a full step.
+    """Parameters of a plan with parking: rows reserve KV one block at a time, not for a full step.
 
     When blocks run out, the row that was admitted last is preempted: its tokens and KV wait on the
     host. There are no barriers between groups.
     """
 
-    # Limit on the rows, because more rows would not be faster; None: no limit.
+    # Maximum number of rows at once, because more would not be faster; None: no limit.
     most_rows: int | None = None
     # When at most this many steps are left, the row with the fewest tokens is admitted first, so
     # that the last rows end at about the same time.

@@ -1,10 +1,10 @@
 """Admission: which problems (trees) enter the engine, and which steps enter the running batch.
 
-With `--explore decoupled` (eager; Alg. 5 of decoupled tree exploration) queued problems fill the
-generator's batch before anything else, as long as their KV fits. How much KV a tree needs is known
-only when the first tree has ended. With a host tier, too much KV costs only waiting for the link,
-so the measured waiting decides. With `--in-flight N` there are always N problems: evicting KV may
-cost less than idle rows (docs/log/2026-11.md#decoupled-simulated).
+With `--explore decoupled` (eager; Alg. 5 of decoupled tree exploration) queued problems enter until
+the generator's batch is full, as long as their KV fits. How much KV a tree needs is known only when
+the first tree has ended. With a host tier, KV that does not fit costs only time on the link, so the
+measured waiting decides. With `--in-flight N` there are always N problems: evicting KV may cost
+less than idle rows (docs/log/2026-11.md#decoupled-simulated).
 
 A larger priority goes first. Among equal priorities, decoding prefers the tree that was served
 least; everything else is first come, first served.
@@ -29,13 +29,13 @@ from beamwright.protocols import Parking, Plan
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, NodeState
 
-# Candidates of all problems together that keep most devices busy.
+# Number of candidates, of all problems together, that keeps most devices busy.
 USUAL_ROWS = 64
 
-# Largest share of the time spent waiting for the link at which another tree is admitted.
+# No tree is admitted if models wait for the link for more than this share of the time.
 _MOST_STALLED = 0.05
 
-# `USUAL_ROWS` for a remote generator, which has its own batch, memory and queue.
+# Value of `usual_rows` for a remote generator, which has its own batch, memory and queue.
 REMOTE_ROWS = 256
 
 
@@ -46,9 +46,9 @@ REMOTE_ROWS = 256
 class TreeAdmission:
     """Rule that decides whether one more tree may enter the engine.
 
-    in_flight: most problems at a time; None: enough to keep the generator busy.
+    in_flight: maximum number of problems at once; None: as many as keep the generator busy.
     stores: KV caches of the generator and the verifiers.
-    usual_rows: candidates of all problems together that keep the generator busy.
+    usual_rows: number of candidates, of all problems together, that keeps the generator busy.
     """
 
     settings: ScheduleSettings
@@ -74,7 +74,7 @@ class TreeAdmission:
         if not live:
             self._filling = True
         elif self._is_full(list(live.values()), num_open):
-            # In lockstep the batch is now complete: no tree enters before all have ended.
+            # In lockstep, no tree enters this full batch of trees before all of them have ended.
             self._filling = self.settings.explore != "lockstep"
             return False
         return self._filling
@@ -90,9 +90,9 @@ class TreeAdmission:
     def _measure(self, live: Mapping[TreeRun, int]) -> None:
         """Measure the size of the largest tree, and whether KV memory is too small for more trees.
 
-        This is decided whenever a tree ends. Memory is too small if, since the previous tree ended,
-        KV was evicted (without a host tier), or transfers stalled too long (with one). The ended
-        tree is then not replaced.
+        Memory is judged whenever a tree ends. Without a host tier it is too small if KV was evicted
+        since the previous tree ended; with a host tier, if models waited too long for transfers. If
+        memory is too small, no tree replaces the ended one.
         """
         now = frozenset(live)
         if not self._before:
@@ -110,7 +110,7 @@ class TreeAdmission:
             self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
 
     def _fits(self, sizes: Sequence[int]) -> bool:
-        """Return True if KV of one more tree fits, if all trees are as large as the largest."""
+        """Return True if KV of one more tree fits, if all trees get as large as the largest yet."""
         if self._under_pressure is not False:
             return False
         devices = [store.device for store in self.stores]
@@ -152,13 +152,12 @@ def split_by_priority(plan: Plan, runs: Collection[TreeRun]) -> Plan:
 
 
 class AdmissionQueue:
-    """Queue of open steps in the order of the schedule's plan, and the KV that they need to join.
+    """Queue of open steps in the order of the schedule's plan. It chooses the rows that join.
 
-    If the plan counts on preemption (`Parking`), KV of the rows in front may be loaded from the
-    host while other rows run. If all rows waited for these loads, the device would idle. So the
-    batch first runs as many passes without the new rows as the loads should take. This number is
-    computed beforehand from bytes and the cost model. It never depends on when a copy ends, so
-    equal runs stay equal.
+    If the plan has `Parking`, KV of the first rows may be loaded from the host while other rows
+    run, so that the device does not idle. The first rows join after as many passes of the others
+    as the loads should take. The number of passes is computed beforehand, from bytes and the cost
+    model. It never depends on when a copy ends, so equal runs stay equal.
     """
 
     def __init__(
@@ -171,14 +170,14 @@ class AdmissionQueue:
         self._settings, self._cache, self._capacity, self._costs = settings, cache, capacity, costs
         self._pairs: deque[tuple[Node, int]] = deque()  # each with the number of its group
         self._num_groups = 0
-        # barriers: a group begins when the group before it has ended. With `--batching auto` this
-        # is so if the tree outgrows the device, step lengths are fixed, and the plan has no
-        # parking. many_groups: the plan has more than one group.
+        # barriers: True if a group begins only when the previous group has ended. With `--batching
+        # auto`, there are barriers if the tree outgrows the device, step lengths are fixed, and the
+        # plan has no parking. many_groups: True if the plan has more than one group.
         self.barriers = self.many_groups = False
-        # How the plan counts on preemption: KV is then reserved one block at a time. None: it is
-        # reserved for a row's expected length.
+        # The plan's parking parameters: rows reserve KV one block at a time, and are preempted if
+        # blocks run out. None: rows reserve KV for their expected length.
         self.parking: Parking | None = None
-        # Rows in front whose KV is being loaded, and the passes to run before they join.
+        # Rows whose KV is being loaded, and the number of passes to run before these rows join.
         self.prefetching, self.passes = list[Row](), 0
 
     def __len__(self) -> int:
@@ -210,8 +209,8 @@ class AdmissionQueue:
     def sort_last_rows(self, num_running: int) -> None:
         """Move the rows with the fewest tokens to the front, so that the last rows end together.
 
-        Only if the plan has parking, once waiting and running rows are at most
-        `Parking.level_from`. Rows with equally many tokens keep their order.
+        Do so only if the plan has parking, and at most `Parking.level_from` rows wait or run. Rows
+        with equally many tokens keep their order.
         """
         if self.parking and 0 < len(self) <= self.parking.level_from - num_running:
             self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
@@ -255,8 +254,9 @@ class AdmissionQueue:
     def tokens_to_reserve(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Return for each row's segment the tokens to reserve KV blocks for at admission.
 
-        Rows of different lengths do not all end at once. On average they are half-way, so half of
-        the expected rest is reserved. With parking, at most one block is.
+        Rows of different lengths do not all end at once. On average they are half-way, so blocks
+        for half of the expected remaining tokens are reserved. With parking, at most one block per
+        row is reserved.
         """
         wanted = dict[Segment, int]()
         for row in rows:
@@ -267,7 +267,7 @@ class AdmissionQueue:
         return wanted
 
     def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the longest prefix of `rows` whose KV fits, both read and to be written."""
+        """Return the longest prefix of `rows` that fits: the KV that they read, and new blocks."""
         cache = self._cache
 
         def too_many(count: int) -> bool:
@@ -300,7 +300,7 @@ class AdmissionQueue:
     # --- prefetching -------------------------------------------------------------------------
 
     def prefetch_group(self, running: Sequence[Row]) -> None:
-        """Tell the cache which KV the waiting groups need, and start loading the first group's.
+        """Tell the cache which KV the waiting groups need, and load the KV of the first group.
 
         Without barriers, waiting nodes are divided into groups as large as the running batch.
         """
@@ -322,7 +322,7 @@ class AdmissionQueue:
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
         """Start loading the KV of `rows` from the host; return True if they should join later.
 
-        They join after `passes` passes of the rows that are running.
+        The rows should join after `passes` passes of the running rows.
 
         Raises:
             CapacityError: if the KV does not fit; LinkError: if the link has failed.
@@ -367,15 +367,15 @@ def _num_tokens(node: Node) -> int:
 class SpeculativeQueue:
     """Queue of speculative children, decoded in idle slots (FlashTTS 4.1.2, phase 2).
 
-    The likeliest child comes first. Admitted children hold KV until they are opened or dropped; any
-    open step that needs their slot or memory takes it.
+    The likeliest child comes first. Admitted children hold KV until selection opens them or they
+    are dropped. They lose their slot and memory to any open step that needs them.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Node, None] = {}
         self.held: dict[Node, None] = {}  # children with KV, in the order of admission
-        # fresh: children have arrived since the last `take_rows`. active: the last `replace`
-        # brought any.
+        # fresh: True if children were added since the last `take_rows`. active: True if the last
+        # `replace` added any.
         self.fresh = self.active = False
 
     def replace(self, nodes: Iterable[Node]) -> None:
@@ -392,7 +392,7 @@ class SpeculativeQueue:
     ) -> list[Row]:
         """Return rows for up to `most` waiting children, as long as memory is free.
 
-        Children that run, are decoded, or that selection has opened meanwhile are skipped.
+        Children that are running or decoded, or that selection has opened, are skipped.
         """
         self.fresh = False
         rows: list[Row] = []
@@ -417,7 +417,7 @@ class SpeculativeQueue:
         self.held.pop(node, None)
 
     def last_admitted(self) -> Node | None:
-        """Return the child that was admitted last, which is dropped first; None without any."""
+        """Return the child that was admitted last, and is dropped first; None if there is none."""
         for node in [node for node in self.held if not node.speculative]:
             del self.held[node]  # selection has opened it
         return next(reversed(self.held), None)

@@ -1,8 +1,8 @@
 """Asides: short texts that a model generates after a path, outside the tree (a judge's critiques).
 
 An aside reads a path's KV. The KV of its own tokens is freed after its batch. Asides are greedy, or
-sampled with random keys of their own, so their tokens depend on path and key alone, not on batch or
-budget.
+sampled with random keys of their own, so the tokens of an aside depend on its path and key alone,
+not on batch or budget.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Aside:
 
     node: Node  # the node that the aside is about
     given: Sequence[int]  # token ids at the start of the text, which are prefilled
-    limit: int  # most tokens that are generated
+    limit: int  # maximum number of generated tokens
     ends: Callable[[Sequence[int]], bool]  # returns True if the last token ends the text
     path: Path = ()  # stored KV that the text follows
     start: int = 0  # number of tokens in `path`
@@ -70,7 +70,7 @@ class AsideWriter:
         self._sampler = Sampler(num_tokens, decoder.device, (), decoder.tile_rows)
 
     def first_that_fit(self, asides: Sequence[Aside]) -> Sequence[Aside]:
-        """Return the longest prefix of `asides` whose KV fits at full length, beside pinned KV."""
+        """Return the longest prefix of `asides` whose KV fits, even if all reach their limit."""
         store = self._model.store
 
         def too_many(count: int) -> bool:
@@ -169,9 +169,9 @@ class AsideWriter:
         logprobs: Sequence[float],
         session: DecodeSession,
     ) -> list[int]:
-        """Append a token to each unfinished aside; return the rows of those still unfinished.
+        """Append a token to each unfinished aside; return the places of the ones still unfinished.
 
-        Finished rows are detached from the session.
+        A place is an index of `present`. Finished asides are removed from the session.
         """
         going: list[int] = []
         done: list[int] = []

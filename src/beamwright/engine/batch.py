@@ -1,10 +1,12 @@
 """RunningBatch: continuous batching of decode steps: admit, decode, preempt and retire rows.
 
-A row is *admitted* when a slot is free and the KV that it reads fits. All rows are decoded for up
-to 16 tokens, then new KV is stored, and rows with a complete step *retire*. If blocks run out, rows
-are *preempted* and continue later; a plan may count on that (`protocols.Parking`). With `--batching
-grouped`, a plan's next group is admitted when the batch is empty (LBS section 4). A row's tokens
-depend on its own path alone. The lab's simulator runs the same code without tensors.
+A row is *admitted* when a slot is free and the KV that it reads fits. Its first token is sampled
+from the last hidden state of its parent, without a pass. So one pass after the stop forwards the
+step's last token, whose hidden state (`Row.hidden`) serves the children. All rows are decoded for
+up to 16 tokens, then new KV is stored, and rows with a complete step *retire*. If blocks run out,
+rows are *preempted* and continue later. With `--batching grouped`, a plan's next group is admitted
+when the batch is empty (LBS section 4). A row's tokens depend on its own path alone. The lab's
+simulator runs the same code without tensors.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from beamwright.protocols import (
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, SearchTree
 
-# Fewest tokens per iteration. An iteration ends early when 1/16 of the rows have stopped and others
-# wait to join, or 1/4 and speculative children may join (`_stops_to_end`).
+# An iteration that lacks blocks is shortened to this many tokens, then rows are preempted. It ends
+# early if 1/16 of the rows have stopped and steps wait, or 1/4 and speculative children may join.
 _LEAST_TOKENS, _REFILL_SHARE, _FILL_SHARE = 2, 16, 4
 
 
 class RunningBatch(StepWriter):
     """The generator's batch of rows, which join and leave between iterations.
 
-    capacity: creates rows, and knows the KV that they need. memory: limits the number of rows.
+    capacity: creates rows, and estimates the KV that they need. memory: limits the number of rows.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class RunningBatch(StepWriter):
         self._capacity.decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """Return what a schedule must know of these nodes: KV demand, lengths, row limit, costs."""
+        """Return what a schedule plans these nodes with: KV demand, lengths, row limit, costs."""
         longest = max(map(self._capacity.expected_tokens, beams), default=1)
         most = self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
         exact = all(map(self._capacity.has_fixed_length, {beam.root for beam in beams}))
@@ -103,7 +105,7 @@ class RunningBatch(StepWriter):
         return ScheduleView(beams, demand, most, longest, exact, costs)
 
     def submit(self, plan: Plan) -> None:
-        """Replace the waiting steps with those of `plan`. Running rows go on."""
+        """Replace the waiting steps with the steps of `plan`. Running rows continue."""
         self._queue.replace(plan, self.running_nodes)
         self._writes_back_early = plan.write_back and plan.eager
         self.counts.parking_plans += plan.parking is not None
@@ -145,7 +147,7 @@ class RunningBatch(StepWriter):
         self._capacity.free_outside_window(tree)
 
     def abort(self) -> None:
-        """Stop all steps and free all memory, after whatever error."""
+        """Stop all steps and free all memory, after any error."""
         self.cancel([*self.running_nodes, *self.waiting, *self._spec_queue.held])
         self._rows.release()
 
@@ -154,7 +156,8 @@ class RunningBatch(StepWriter):
     def iterate(self) -> list[Event]:
         """Run one iteration: admit rows that fit, decode up to 16 tokens of each, and retire rows.
 
-        Return an event for every step that ended or failed. A step fails if it does not fit alone.
+        Return an event for every step that ended or failed. A step fails if it does not fit even
+        alone.
 
         Raises:
             LinkError: if the link has failed.
@@ -203,7 +206,7 @@ class RunningBatch(StepWriter):
     def _run_rows(self, max_tokens: int) -> None:
         if not self.running:
             return
-        if self._writes_back_early:  # queued after the write-backs that admission needed at once
+        if self._writes_back_early:  # copies queue behind those that admission waits for
             sure = (row.segment for row in self.running if not row.node.speculative)
             self._cache.write_back(sure, sealed=False)
         number, self._num_running = self.running[0].node.round, len(self.running)
@@ -238,7 +241,7 @@ class RunningBatch(StepWriter):
         kept = [row for row in done if row.hidden is not None]
         stored = {row: row.forwarded // size * size for row in going}
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
-        self.running = going  # nothing below fails, so complete rows are never restarted
+        self.running = going  # nothing below can raise, so complete rows are never restarted
         for row in kept:
             cache.trim(row.segment)
         if self._writes_back_early:
@@ -248,7 +251,7 @@ class RunningBatch(StepWriter):
             if row.error is not None:
                 self._fail_step(row.node, row.error)
                 continue
-            if row.hidden is None:  # the path ended: no row will read this step's KV
+            if row.hidden is None:  # the path has ended, so no row will read this step's KV
                 cache.clear(row.segment)
             if cache.evicts:
                 row.record_source()
@@ -270,7 +273,7 @@ class RunningBatch(StepWriter):
     # --- rows that join ----------------------------------------------------------------------
 
     def _handle_misfit(self, joining: Sequence[Row], error: BeamwrightError) -> bool:
-        """Free room for rows that did not fit, or fail their steps; False if they must wait."""
+        """Make room for rows that did not fit, or fail steps; return False if rows must wait."""
         if self._drop_last_child():
             return True
         broken = [node for node in self.waiting if has_broken_ancestor(node)]
@@ -323,7 +326,7 @@ class RunningBatch(StepWriter):
             if self._writes_back_early and not rows[0].node.speculative:
                 cache.write_back(grown)
                 cache.write_back(cache.dirty_segments())
-            with suppress(CapacityError):  # blocks are then reserved per iteration, see below
+            with suppress(CapacityError):  # if this fails, `_reserve_blocks` reserves fewer
                 cache.reserve(self._queue.tokens_to_reserve(rows))
             for row in () if cache.never_moves else rows:
                 row.pin_segments()
@@ -425,7 +428,7 @@ class RunningBatch(StepWriter):
             self.counts.preempted, self._no_room = self.counts.preempted + 1, True
 
     def _restart_rows(self, error: BeamwrightError) -> None:
-        """Queue all running steps anew, for half batches; a row that was alone gets `error`."""
+        """Restart all running steps in batches of half the size; fail a step that ran alone."""
         rows, self.running = self.running, []
         self._rows.release()
         for row in reversed(rows):

@@ -19,18 +19,18 @@ from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand
 from beamwright.tree import Node, SearchTree
 
-# Most tokens of a row per iteration; rows join and leave between iterations.
+# Maximum number of tokens of a row per iteration; rows join and leave between iterations.
 ITERATION_TOKENS = 16
 _FIRST_GUESS = 32  # tokens of a step before any step is complete
 _MARGIN = 1.25  # expected length of a step, divided by the mean length so far
-_LEAST_BEGUN = 2  # fewest tokens that a child copies from a sibling
+_LEAST_BEGUN = 2  # minimum number of tokens that a child copies from a sibling
 _COMPACT_BELOW = 0.75  # shrinking a batch to this share of its rows always pays
 _REARRANGE_S = 0.005  # seconds that rearranging the batch takes on the host
 _STOPPED_SHARE = 16  # 1/16 of the rows must stop to end an iteration of slow passes
 
 
 class WorkingMemory:
-    """Limit of the batch size from memory besides KV, and decisions when to shrink the batch.
+    """Rule that limits the batch size by memory besides KV, and decides when to shrink the batch.
 
     free_bytes: returns the device's free bytes; None if it does not report them (a CPU).
     row_bytes: returns the bytes that a row needs besides KV, given the tokens of its step.
@@ -52,7 +52,7 @@ class WorkingMemory:
     def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
         """Return how many rows with steps of `step_tokens` tokens fit, at least 1; None if unknown.
 
-        held_bytes: bytes that are allocated already, but reserved for rows.
+        held_bytes: bytes that are already allocated, and reserved for rows.
         """
         limits = [] if self._failed_at is None else [max(1, self._failed_at // 2)]
         if self._free_bytes is not None:
@@ -74,7 +74,8 @@ class WorkingMemory:
         """Return how many open rows must stop to end an iteration early, if no step waits.
 
         If passes are slow, a small share of the rows is enough, because stopped rows are computed
-        until the iteration ends. If passes are fast, it ends once a smaller batch pays.
+        until the iteration ends. If passes are fast, the number is that at which a smaller batch
+        pays.
 
         awaited: number of `open_rows`. num_active, num_rows: as in `pays_to_compact`.
         """
@@ -101,7 +102,7 @@ class Capacity:
     Lengths are exact if steps have a fixed length, else estimated from the steps seen so far.
     Schedules and admission reserve memory by them; results do not depend on them.
 
-    decodings: the settings of all trees. context: the most tokens of a path.
+    decodings: the settings of all trees. context: maximum number of tokens of a path.
     """
 
     def __init__(self, cache: CacheManager, decodings: Decodings, context: int) -> None:
@@ -154,8 +155,8 @@ class Capacity:
     def start_from_sibling(self, node: Node, begun: Node, share: float) -> None:
         """Copy a share (0 to 1) of a sibling's tokens to an open node, which decodes on from there.
 
-        This is FlashTTS's DuplicateThenTruncate. Fewer than two tokens are not copied. Their KV is
-        computed when the row joins (`chains.complete_paths`).
+        This is FlashTTS's DuplicateThenTruncate. Fewer than two tokens are not copied. The KV of
+        copied tokens is computed when the row joins (`chains.complete_paths`).
         """
         source: Node | Row = begun
         tokens, state, row = list(begun.token_ids), state_of(begun), self.get_or_create_row(node)
@@ -186,8 +187,8 @@ class Capacity:
     def unpin_parent_states(self, rows: Sequence[Row]) -> bool:
         """Unpin recurrent states of parents that these rows no longer read.
 
-        A row reads its parent's state only until it has a state of its own. Return True if KV can
-        be evicted now that could not before.
+        A row reads its parent's state only until it has a state of its own. Return True if more KV
+        can be evicted than before.
         """
         if not self._cache.device.has_states:
             return False
@@ -216,7 +217,8 @@ class Capacity:
             for node in beam.context():
                 state = state_of(node)
                 stored = state.segment.length if state is not None else 0
-                # A parked beam has stored whole blocks of its step, and reads them like a segment.
+                # A preempted beam has stored whole blocks of its step, and reads them like a
+                # segment.
                 # A prompt or a turn has no KV until the first row after it is admitted.
                 num_tokens = stored if node is beam else len(node.token_ids)
                 if not num_tokens:
@@ -249,11 +251,13 @@ class Capacity:
     def _added_bytes(self, num_tokens: int, behind: int, since: int, reads: set[int]) -> int:
         """Return the bytes by which one more reader extends the KV that is read of a node.
 
-        Layer groups with a sliding window or recurrent states are read only from nearby.
+        A step reads sliding-window layers only within the window, and a recurrent state only of
+        its parent or its own.
 
         num_tokens: the node's tokens.
         behind: tokens between the node and the step that reads it.
-        since: stored tokens of that step, which then has a recurrent state of its own.
+        since: tokens that the reading step has stored already. If there are any, that step reads
+            its own recurrent state instead of its parent's.
         reads: numbers of the layer groups that other steps read already; extended by this call.
         """
         ledger, num_blocks = self._cache.device, 0
@@ -267,9 +271,9 @@ class Capacity:
 
 
 def _first_uncomputed(leaf: Node) -> int:
-    """Return the position on a leaf's path from which on tokens have no KV yet.
+    """Return the position of the first token on a leaf's path that has no KV yet.
 
-    Prompts, ends of replies, and turns get KV when the first row below them is admitted.
+    Prompts, last steps of replies, and turns get KV when the first row below them is admitted.
     """
     owing = list(takewhile(lambda node: not has_all_kv(node), reversed(leaf.context())))
     return owing[-1].start if owing else leaf.end

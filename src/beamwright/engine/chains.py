@@ -32,14 +32,14 @@ from beamwright.plan.costs import CHUNK_TOKENS
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState
 
-_PIECE_TOKENS = 4 * CHUNK_TOKENS  # most tokens of a node that one prefill forwards
+_PIECE_TOKENS = 4 * CHUNK_TOKENS  # maximum number of a node's tokens that one prefill forwards
 
 # Computes and stores the KV of each request. Returns the last hidden state [1, hidden] of each.
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 
 
 class PrefillUnfinished(Exception):
-    """Exception that says that only one piece of a long prompt was prefilled so far.
+    """Signal that one piece of a long prompt was prefilled, and that more pieces are left.
 
     nodes: the open nodes whose step cannot begin before the prompt is complete.
     """
@@ -54,8 +54,8 @@ def complete_paths(
 ) -> list[Segment]:
     """Prefill all tokens of the rows' paths that have no KV yet; return the segments that grew.
 
-    These are prompts, turns, and tokens that a row copied from a sibling. The KV of a reply's last
-    step was freed when the reply ended; before a turn it is computed again.
+    Such tokens are prompts, turns, and tokens that a row copied from a sibling. The KV of a reply's
+    last step was freed when the reply ended; before a turn that KV is computed again.
 
     lease: pins segments on the device; segments that were empty are added to it.
 
@@ -85,7 +85,7 @@ def complete_paths(
         grown += [request.segment for request in requests]
     for node in parents:
         state: GeneratorState = node.handles[OWNER]
-        if not state.extended:  # count once, even if its children are decoded in several batches
+        if not state.extended:  # count a node once, even if its children join in several batches
             node.usage["generator_reused"] += node.end
             state.extended = True
     given = [row for row in rows if row.segment.length < row.forwarded]
@@ -133,7 +133,7 @@ def _nodes_without_kv(parents: Iterable[Node]) -> list[list[Node]]:
 def has_broken_ancestor(beam: Node) -> bool:
     """Return True if an ancestor has all its KV but lost its hidden state in an earlier error.
 
-    Such a path cannot go on, because prefill would change the last bits of float32.
+    Such a path cannot continue: prefill would restore the state, but with other last bits.
     """
     return any(
         state.hidden is None and state.segment.length == len(node.token_ids)
@@ -154,7 +154,7 @@ def restore_kv(
 ) -> None:
     """Prefill the KV of a resumed tree's nodes, for the generator and for the verifier.
 
-    generator: None if it is remote, without KV here.
+    generator: the generator's model; None if the generator is remote and has no KV here.
     judges: returns True if a node was given to the verifier.
     nodes: decoded nodes whose KV may be needed, with all their ancestors.
     forget: frees KV that no later row reads; called after each level.
@@ -190,7 +190,7 @@ def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
 
 
 def _tokens_to_store(node: Node) -> tuple[int, ...]:
-    """Return the tokens of a node to prefill on resume: all or none.
+    """Return the tokens of a node to prefill when its tree is resumed: all or none.
 
     A turn, and the last step of an ended reply, get KV only when the next reply begins.
     """

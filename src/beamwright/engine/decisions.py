@@ -3,7 +3,7 @@
 Results of policies, built-in or a user's, are checked before the engine applies them. A result that
 would hang the engine, or could be applied only in part, ends the search with an error that names
 the policy. A search can stop early by time, tokens or votes, with the best candidates so far as its
-result. These functions are pure: they get a tree and seconds, and read no clock.
+result. All functions here are pure: they get a tree and seconds, and read no clock.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def collect_prospects(
 
     Empty if the strategy is no `Foresees`.
 
-    beams: the steps of the present round. ahead: speculative children with a decoded step.
+    beams: the steps of the current round. ahead: speculative children with a decoded step.
 
     Raises:
         PolicyError: if the strategy raises, or a result is no prospect of an unended step of this
@@ -105,8 +105,8 @@ def make_plan(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
     """Call a schedule, and return its checked plan without empty groups.
 
     Raises:
-        PolicyError: if the schedule raises, or if its groups are not distinct beams of the view, at
-            least one.
+        PolicyError: if the schedule raises, or if its groups are all empty, repeat a beam, or
+            contain a node that is not a beam of the view.
     """
     name = f"schedule {policy_name(schedule)}"
     plan = call_policy(name, schedule.plan, view)
@@ -136,7 +136,7 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     """Call a method of a user's policy, and return its result.
 
     Raises:
-        PolicyError: for any error that it raises.
+        PolicyError: if the method raises any error but a `BeamwrightError`.
     """
     try:
         return method(*arguments)
@@ -149,7 +149,8 @@ def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 def store_answers(way: Answers, nodes: Iterable[Node]) -> None:
     """Read the answers that ended replies state, and store them on their nodes.
 
-    way: reads an answer from a reply, and makes the key under which equal answers vote together.
+    way: the answer format: it reads an answer from a reply, and makes the key by which equal
+        answers vote together.
 
     Raises:
         PolicyError: if a plugin raises, or returns no text.
@@ -167,14 +168,14 @@ def store_answers(way: Answers, nodes: Iterable[Node]) -> None:
 
 
 def _begins_prompt(action: Extend | Ask | Prune | FinishPath) -> bool:
-    """Return True for a prompt of its own, asked of a tree's root any number of times a round."""
+    """Return True for a prompt of its own, which a round may start any number of times."""
     node: Any = action.node
     alone = isinstance(action, Ask) and action.turn.alone
     return alone and isinstance(node, Node) and node.parent is None
 
 
 def _why_not(action: Extend | Ask | Prune | FinishPath, tree: SearchTree) -> str | None:
-    """Return why an action is invalid, worded to stand before the node; None if it is valid."""
+    """Return why an action is invalid, as words that precede the node; None if it is valid."""
     node: Any = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on a value that is not a node of this tree:"
@@ -237,7 +238,7 @@ def check_stops(
 
 
 class StopRule:
-    """The early stops of one search: votes, first k, token budget, deadline, a user's functions.
+    """Rule that stops one search early: by votes, first k, tokens, deadline, or user functions.
 
     search: the number of candidates, whether equal texts count once, and how the answer is chosen,
         which defines the vote.
@@ -257,7 +258,7 @@ class StopRule:
 
     @property
     def paths_stand_alone(self) -> bool:
-        """True if the strategy decides about each path alone, so that part of a round is enough."""
+        """True if the strategy decides about each path alone, so it can select in half a round."""
         return not self._row.competes
 
     def is_reproducible(self, why: str) -> bool:
@@ -280,8 +281,8 @@ class StopRule:
 
         elapsed_s: seconds since the search started or was resumed.
         actions: the strategy's actions of this round; paths that they prune for good do not count.
-        cut: True if the deadline cut the round. Otherwise rollouts of a lookahead, which are no
-            candidates, must end first.
+        cut: True if the deadline cut the round. If False, no search stops while rollouts of a
+            lookahead run, because rollouts are no candidates.
         """
         if not cut and any(node.greedy for node in tree.candidates()):
             return None
@@ -334,7 +335,7 @@ class StopRule:
         kept, given_up = self._candidates(tree, actions), self._pruned_alone(actions)
         out = {node for node in given_up if node.state is NodeState.FINISHED}
         places = self._n - len(tree.finished()) - len(given_up - out)
-        if not self._row.competes:  # without competition a pruned path still takes one of n places
+        if not self._row.competes:  # as in best-of-n: the place of a pruned path stays taken
             places -= sum(node.state is NodeState.PRUNED for node in tree.nodes())
         ended = [node for node in kept if node.ended]
         if self._row.finals is None:
@@ -356,7 +357,7 @@ class StopRule:
     def _pruned_alone(self, actions: Sequence[Action]) -> set[Node]:
         """Return the paths that `actions` prune, if the strategy judges each path alone; else none.
 
-        They stay pruned when the search stops early.
+        These paths stay pruned when the search stops early.
         """
         if self._row.competes:
             return set()

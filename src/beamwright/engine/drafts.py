@@ -1,9 +1,9 @@
 """Drafts for speculative decoding, looked up in the text of the same tree (no draft model).
 
 Paths of a tree repeat each other and their prompt. The tokens that once followed the longest suffix
-of a path are likely to follow it again (prompt-lookup decoding, SuffixDecoding). This holds most of
-all for text that siblings are generating at this moment. Measured on the bundled models, about a
-third to a half of the drafted tokens are accepted (docs/log/2026-11.md#drafts-from-the-tree).
+of a path are likely to follow it again (prompt-lookup decoding, SuffixDecoding). Text that siblings
+are generating at this moment predicts best. Measured on the bundled models, about a third to a half
+of the drafted tokens are accepted (docs/log/2026-11.md#drafts-from-the-tree).
 Drafts change time only: a drafted token is accepted only if the row samples the same token, so the
 tree is the same without drafts.
 """
@@ -27,14 +27,14 @@ from beamwright.tree.node import Lineage
 
 # Lengths of the suffixes that are looked up, the longest first.
 SUFFIXES = (8, 6, 4, 3, 2)
-# Most tokens of a tree that are indexed; each takes about half a kilobyte.
+# Maximum number of indexed tokens of a tree; each takes about half a kilobyte.
 MOST_TOKENS = 1 << 16
-AUTO_DRAFTS = 8  # most drafted tokens of a row with `--drafts auto`
+AUTO_DRAFTS = 8  # maximum number of drafted tokens of a row with `--drafts auto`
 _LONGEST = SUFFIXES[0]
 _KNEE = 32  # initial guess: the fixed time of a pass equals the time of this many rows
 _PRIOR = 64.0  # weight of the guess: as much as a few passes whose sizes differ by 8 rows
-_KEPT = 0.95  # decay of earlier measurements after each pass or iteration
-# Iterations that first try drafts, and then none; every 24th one tries the slower way again.
+_KEPT = 0.95  # factor on earlier measurements after each pass or iteration
+# The first 2 iterations use drafts, the next 2 none. Later, every 24th takes the slower choice.
 _TRIALS, _TRIED_AGAIN = 2, 24
 
 
@@ -52,7 +52,7 @@ class _Followers:
 class TextIndex:
     """Index from suffixes of texts to the tokens that have followed them.
 
-    Suffixes are identified by hash. If two share a hash, the only harm is a rejected draft. A
+    Suffixes are identified by hash. If two suffixes share a hash, a draft may be rejected. A
     suffix with a single follower, the usual case, is stored as one number: 2**32 times the count,
     plus the token.
     """
@@ -109,7 +109,7 @@ class _TreeText:
 
     def __init__(self) -> None:
         self.index = TextIndex()
-        # Per node, the number of its indexed tokens, and the last tokens of the path there.
+        # Per node: the number of its indexed tokens, and the last eight tokens of the path to them.
         self._ends: dict[Lineage, tuple[int, tuple[int, ...]]] = {}
 
     def index_path(self, row: Row) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class PassSeconds:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
 
     def note(self, rows: int, seconds: float) -> None:
-        """Record the seconds of a pass with `rows` rows, at most three times the estimate."""
+        """Record the seconds of a pass with `rows` rows, capped at three times the estimate."""
         if self._weight > 1:
             seconds = min(seconds, 3 * self.of(rows))
         measured = (1.0, rows, seconds, rows * rows, rows * seconds)
@@ -174,7 +174,7 @@ class PassSeconds:
 
 
 class DraftLengths:
-    """Rule for the lengths of drafts: chance of acceptance against the time of additional rows.
+    """Rule that chooses draft lengths, from the chance of acceptance and the time of more rows.
 
     The chance is measured per length of the suffix that predicted a token.
     """
@@ -187,7 +187,7 @@ class DraftLengths:
         """Record that the first `accepted` tokens of a draft were accepted.
 
         lengths: for each drafted token, the length of the suffix that predicted it.
-        stopped: True if the row has ended; the next drafted token then says nothing.
+        stopped: True if the row has stopped, so that the next drafted token was not tried.
         """
         for length in lengths[:accepted]:
             self._drawn[length] += 1
@@ -225,10 +225,10 @@ class DraftLengths:
 
 
 class DraftTrials:
-    """Rule for whether an iteration uses drafts, measured for each batch size.
+    """Rule that decides whether an iteration uses drafts, by measurements for each batch size.
 
-    Iterations with and without drafts are tried twice each, and the slower way again from time to
-    time.
+    Iterations with and without drafts are tried twice each. Later, the slower of the two is tried
+    again from time to time.
     """
 
     def __init__(self) -> None:
@@ -257,10 +257,10 @@ class DraftTrials:
 
 
 class Drafts:
-    """Drafter of tokens for rows of any trees, from each tree's own text.
+    """Source of drafted tokens for rows of any trees, from each tree's own text.
 
-    most: most drafted tokens of a row; "auto": as many as pay, and none where iterations without
-        drafts are faster.
+    most: maximum number of drafted tokens of a row; "auto": as many as pay, and none where
+        iterations without drafts are faster.
     """
 
     def __init__(self, most: int | Literal["auto"]) -> None:
@@ -274,7 +274,7 @@ class Drafts:
     def timed_iteration(self, rows: Sequence[Row]) -> Iterator[Drafts | None]:
         """Decide whether an iteration of these rows uses drafts; yield this object, or None if not.
 
-        Afterwards record the iteration's time, and index its tokens.
+        When the block ends, record the iteration's time, and index its tokens.
         """
         drafted, began = (
             not self._decides or self.trials.uses_drafts(len(rows)),
@@ -294,7 +294,7 @@ class Drafts:
     ) -> dict[Row, list[int]]:
         """Return for each row its drafted tokens.
 
-        rooms: the most tokens to draft for each row.
+        rooms: for each row, the maximum number of tokens to draft.
         least_rows: the smallest size that passes are padded to.
         """
         behind = {row: self._text_of(row).index_path(row) for row in rooms}
@@ -317,7 +317,7 @@ class Drafts:
     ) -> None:
         """Record how many drafted tokens a pass has accepted, and its seconds.
 
-        used: tokens that each row got, the one that needs no draft included.
+        used: for each row, the number of tokens it got, with the one that needs no draft.
         rows: rows of the pass, padding included.
         """
         self.worth.seconds.note(rows, seconds)

@@ -9,7 +9,7 @@ kernels run.
 
 Exact noise uses `tl.log`, which compiles to the accurate logarithm that torch also uses. Computing
 exact noise and quotients for all tokens would dominate the runtime. They are computed only for
-tokens that come near the best one by approximate noise.
+tokens whose approximate score is near the best one.
 
 This module does not postpone annotations, because Triton reads `tl.constexpr` from them.
 """
@@ -24,7 +24,7 @@ from beamwright.attention.kernels import is_interpreted
 from beamwright.engine.filter_kernel import borders_of, in_order
 from beamwright.engine.noise import NOISE_BITS
 
-PIECE_TOKENS = 2048  # tokens of a piece
+PIECE_TOKENS = 2048  # tokens of the vocabulary per piece
 _PIECE_WARPS = 4
 _MERGE_WARPS = 1
 # Twice the error bounds of an approximate score: absolute (noise) and relative (rounded quotient).
@@ -174,7 +174,7 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Sample a token of every row, and return ids [rows] and log-probabilities [rows].
 
-    Log-probabilities ignore temperature and filters. NaN in a row's logits makes its own NaN.
+    Log-probabilities ignore temperature and filters. A row with a NaN logit gets NaN.
 
     logits: [rows, tokens] of any float type; the tokens of a row are contiguous.
     keys, positions: [rows, 2] and [rows], as in `Sampler.sample`.

@@ -44,7 +44,7 @@ class StepBuffers:
         self._moving = torch.zeros(2, num_rows, dtype=torch.long, device=device)
         self.tokens, self.positions = self._moving
         # index [1]: where the next step writes its results. _first: where the iteration's first
-        # step writes. The buffers have two halves, for iterations in turn, so that the host can
+        # step writes. Iterations use the two halves of the buffers in turn, so that the host can
         # read one half while the next iteration's first step already writes to the other.
         self.index, self._first = torch.zeros(1, dtype=torch.long, device=device), 0
         self.names = "logprobs", *stats
@@ -65,7 +65,7 @@ class StepBuffers:
         rows: None is a padding row.
         arrangement: a number that changes whenever the rows or their settings change; settings are
             copied only then.
-        stops: finds how thoughts must end.
+        stops: finds the forced ends of thoughts.
         """
         device = self.keys.device
         first = next(row for row in rows if row is not None)
@@ -113,7 +113,8 @@ class IterationResults:
 
     rows: the rows by place in the batch; None is a padding row.
     seen: for each step that was read, the tokens [rows].
-    used: for each place, the number of tokens up to the row's stop; 0 if it had stopped before.
+    used: for each place, the number of tokens up to the row's stop; 0 if the row had stopped
+        before, or has not stopped.
     num_awaited, num_stopped: number of `open_rows`, and how many of them have stopped.
     hidden: final hidden states [step, row, hidden] of the `num_steps` steps that were fetched.
     """
@@ -127,7 +128,7 @@ class IterationResults:
         self.num_stopped = sum([row.stop is not None for row in counting])
 
     def _find_possible_stops(self) -> None:
-        """Look up, for each row, which token ids can stop it and its tokens up to the limit.
+        """Look up, for each row, which token ids can stop it, and how many tokens its limit allows.
 
         Called after the first step's launch, so that the device does not wait for the host.
         """

@@ -1,12 +1,12 @@
 """Stop conditions of a step: EOS, length limits, delimiters, stop strings, and ends of thoughts.
 
-The host decides stops, one step late; the device knows nothing of them, so a captured step is the
-same for all rows. Delimiters and stop strings are searched as bytes, across token boundaries. The
-token that completes one ends the step, with any text after it in the same token. Tokens sampled
-after that are dropped, so where a step ends depends on its tokens alone.
+The host finds stops, one step late; the device does not check any, so a captured step is the same
+for all rows. Delimiters and stop strings are searched as bytes, across token boundaries. The token
+that completes one of them is the step's last token, even if its text goes on. Tokens sampled after
+it are dropped, so where a step ends depends on its tokens alone.
 
-With a thinking budget, forced tokens end a thought at a position that follows from the path. They
-depend on neither batch nor schedule.
+With a thinking budget, forced tokens end a thought at a position that follows from the path. Forced
+tokens depend on neither batch nor schedule.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def row_limit(
 ) -> RowLimit:
     """Return the length limit of a node's step; of equal limits the one that ends the path.
 
-    context: the most tokens of a path.
+    context: maximum number of tokens of a path.
     thought: True if the step is in a thought.
     """
     nearest = RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)
@@ -93,8 +93,8 @@ def _prompt_opens_thought(node: Node, marks: ThoughtMarks) -> bool:
 
 # --- forced tokens: how a thought is made to end within its budget ----------------------------
 
-_NEVER = 1 << 60
-# Forced tokens: the closing message, at most one per byte, and the end-of-thought mark.
+_NEVER = 1 << 60  # a position that no path reaches
+# Maximum number of forced tokens: a closing message, one per byte, and an end-of-thought mark.
 _MOST_IDS = MOST_CLOSING + 16
 
 
@@ -129,7 +129,7 @@ class RowClosings:
         self.any = False
 
     def load(self, rows: Sequence[Closing | None]) -> None:
-        """Copy the closings of all rows to the device. None: no thought of this row must end."""
+        """Copy the closings of all rows to the device. None: no end is forced on this row."""
         self.any = any(rows)
         if not self.any:
             return
@@ -181,7 +181,7 @@ _SOFTENS = 0.75
 class StopFinder:
     """Finder of stop reasons in sampled tokens.
 
-    codec: None without a tokenizer; then only length limits end a step.
+    codec: the tokenizer; if None, only length limits end a step.
     """
 
     def __init__(self, codec: TextCodec | None) -> None:
@@ -216,7 +216,7 @@ class StopFinder:
     def find_reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
         """Return why a row stops at the last token of `drawn`; None if it goes on.
 
-        Call it once for each possible stop, in order, and at the row's limit. It may set
+        Call this once for each possible stop, in order, and at the row's limit. The call may set
         `row.thought`. The first reason in this order counts: a stop string, whose text is cut off;
         EOS; a limit that ends the path; the end of a thought; a delimiter; a limit of the step.
 
@@ -262,9 +262,9 @@ class StopFinder:
     def _find_thought_boundary(
         row: Row, drawn: Sequence[int], marks: ThoughtMarks
     ) -> StopReason | None:
-        """Return the stop reason at the end of a thought, or at a start after text; else None.
+        """Return the stop reason at a thought's end, or at its start after text; None elsewhere.
 
-        It also sets `row.thought`.
+        Also set `row.thought`.
         """
         if row.thought is None and (begins := marks.begins([*row.tokens, *drawn])) is not None:
             row.thought = begins

@@ -55,7 +55,7 @@ class Engine:
     # never, as in Alg. 4 of decoupled tree exploration.
     verify_ahead: bool = False
     listwise: bool = False  # True: all steps of a tree's round are scored in one call
-    truncation: float = 0.85  # FlashTTS's R, see `TreeRun.duplicates`
+    truncation: float = 0.85  # mean share of a sibling's tokens that a child copies (FlashTTS's R)
     # Grace period in seconds after a tree's deadline, while the tree has no result at all and waits
     # for steps of a remote writer, which may never come. None if steps surely come.
     patience_s: float | None = None
@@ -72,7 +72,7 @@ class Engine:
 
     @property
     def num_open(self) -> int:
-        """Number of steps of all trees that are being decoded or wait for it."""
+        """Number of steps of all trees that are being decoded or wait to be decoded."""
         return sum(len(run.round.open) for run in self._live.values())
 
     @property
@@ -98,7 +98,7 @@ class Engine:
     def step(self) -> list[TreeRun]:
         """Run one decode iteration or take one batch of scores; return the trees that ended.
 
-        Trees whose round is decoded are then scored, and trees whose round is scored select.
+        Afterwards, steps of decoded rounds are submitted for scoring, and scored rounds select.
         """
         before = list(self._live.values())
         self._cut_overdue()
@@ -172,7 +172,7 @@ class Engine:
             case StepFailed() if not (ahead or run.round.postpone_score(node, event.error)):
                 self._fail(run, event.error)
             case StepAwaited() if not ahead and run.is_out_of_time() and not run.is_overdue():
-                # Only a tree without any step fails here. Others end their round at the next call.
+                # Only a tree without any step fails here. Other trees end their round in `step`.
                 assert run.rule is not None
                 self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
 

@@ -1,9 +1,9 @@
 """Executors: run the generator's batch and the verifiers on one device, in turn or concurrently.
 
-With a plain `Lane` the executor does one piece of work at a time, scores first. This is the
-specification of the executor with verifier threads, and of the simulator's. Threads change only
-when scores arrive, never their values (decoupled tree exploration, section 5; several verifiers,
-9.1.2).
+With a plain `Lane` the executor does one piece of work at a time, and scores first. It is the
+specification of the executor with verifier threads, and of the simulator's executor. Threads change
+only when scores arrive, never their values (decoupled tree exploration, section 5; several
+verifiers, 9.1.2).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from beamwright.protocols import Event, StepWriter, Verifier, traits_of
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node, group_by_root
 
-# Most steps, from several trees, in one call of a verifier model, per `--explore`.
+# Maximum number of steps, from several trees, in one call of a verifier model, per `--explore`.
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 
-# Grace period in seconds for a user's verifier: a call whose scores are no longer needed is
-# abandoned with its thread after it.
+# Grace period in seconds for a user's verifier. After it, a call whose scores are no longer needed
+# is abandoned together with its thread.
 PATIENCE_S = 1.0
 
-# The generator (None if it is remote), and for each verifier its model, if it has one.
+# The generator's model (None if it is remote), then the verifiers' models, if they have any.
 Models = Sequence[TreeModel | None]
 
 
@@ -414,12 +414,12 @@ def gets_thread(
     The verifier must have the trait `beside_decoding`. With `--executor auto`, several verifiers
     get threads, and so does a user's own verifier, which may hang. A single verifier model gets one
     only if several trees are in flight, and if that is faster without changing results
-    (docs/log/2026-11.md#scoring-beside-decoding). With a remote generator this always holds. With
-    a local one, results must be `exact`, and no KV may have left the device so far. On a CPU there
-    must be a core for each of the worker's threads. On a GPU the kernels must read KV in place;
-    decoding is then bound by memory, and scoring by arithmetic.
+    (docs/log/2026-11.md#scoring-beside-decoding). With a remote generator, a thread is always
+    faster and never changes results. With a local one, results must be `exact`, and no KV may have
+    left the device so far. On a CPU there must be a core for each of the worker's threads. On a GPU
+    the kernels must read KV in place: decoding is bound by memory, and scoring by arithmetic.
 
-    in_flight: most trees at a time; None: as many as the generator has work for.
+    in_flight: maximum number of trees at once; None: as many as the generator has work for.
     exact: True if results do not depend on the batch.
     """
     generator, *scorers = models

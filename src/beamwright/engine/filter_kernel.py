@@ -30,8 +30,8 @@ from torch import Tensor
 PIECE_TOKENS = 2048  # tokens of a program of `find_maxima`
 GROUP_TOKENS = 32  # tokens of a group, whose maximum is kept
 CHUNK_TOKENS = 1024  # tokens that `find_borders` reads at a time
-ROOM = 4096  # most tokens that are collected
-# The limit stops the assembler from spilling registers to fit three programs per multiprocessor.
+ROOM = 4096  # maximum number of collected tokens
+# Without `maxnreg` the assembler spills registers, to fit three programs per multiprocessor.
 HOW = {"num_warps": 8} | ({} if torch.version.hip else {"maxnreg": 128})
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _ONE = tl.constexpr(float(1 << 40))
@@ -100,9 +100,9 @@ def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
 def _search(
     values, size, wanted, counts, lowest, highest, heat, UNUSED: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Bisect for the largest key that at least `wanted` of these logits reach, or so much mass.
+    """Bisect for the largest key that at least `wanted` logits reach (top-k), or mass `wanted`.
 
-    Return `lowest` if there is none.
+    Return `lowest` if no key is.
     """
     low, high = lowest, _key(highest, UNUSED)
     while low < high:
@@ -134,7 +134,7 @@ def _collected(
 ):  # fmt: skip
     """Copy the tokens with a logit of at least `edge` to `values` and `ids`, in order of id.
 
-    Return their number, which is above ROOM if they did not fit.
+    Return the number of these tokens, which is above ROOM if they did not fit.
     """
     num, least = 0, in_order(edge, heat)
     for start in range(0, num_groups, CHUNK):

@@ -29,7 +29,7 @@ class CudaGraphReplay(Replay):
     second run is captured, later runs replay it. The graphs of an instance share one memory pool,
     because replays follow one another on one stream, and a step leaves its results outside the
     pool. Two instances do not share a pool, because generator and verifier run concurrently. Also,
-    a pool whose graphs are all deleted cannot be used again, so neither could free its graphs.
+    a pool whose graphs are all deleted cannot be used again, so no instance could free its graphs.
 
     If a capture fails, no later step is captured: steps run plainly, on the same stream.
 
@@ -132,7 +132,7 @@ def _capture_lock() -> Lock:
 def make_replay(
     graphs: str, model: TreeModel, on_failure: Callable[[str], None], priority: int = _FIRST
 ) -> Replay | None:
-    """Create what runs the model's steps, according to `--graphs`; None for plain calls.
+    """Create the runner of the model's steps, according to `--graphs`; None for plain calls.
 
     Layer-wise streaming is not captured, because it waits for a transfer inside a step. Recurrent
     states that the host moves row by row are not captured either.

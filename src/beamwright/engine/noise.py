@@ -5,12 +5,12 @@ do not depend on the batch, and removing tokens from the vocabulary never change
 others (docs/concepts/sameness.md).
 
 `RowSampler` samples one row's token from a large vocabulary on a CPU without computing all noise.
-Gumbel noise from 23 bits is bounded on both sides (`MOST_NOISE`, `LEAST_NOISE`). A token whose
-scaled logit is further than their difference below the largest one cannot be sampled, and no filter
-removes the largest. If too many tokens remain, the token is found by its noise: first the best of
-some tokens is computed, then only tokens with enough noise to beat it. The result equals sampling
-from the whole row, token for token. NumPy finds these tokens faster than torch, and without threads
-of its own, so that several threads can sample.
+Gumbel noise from 23 bits is bounded on both sides (`MOST_NOISE`, `LEAST_NOISE`). A token cannot be
+sampled if its scaled logit is below the largest one by more than the difference of these bounds,
+because no filter removes the largest. If too many tokens remain, the token is found by its noise:
+first the best of some tokens is computed, then only tokens with enough noise to beat that one. The
+result equals sampling from the whole row, token for token. NumPy finds these tokens faster than
+torch, and without threads of its own, so that several threads can sample.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _gumbel(bits: torch.Tensor) -> torch.Tensor:
 def half_spread(spread: torch.Tensor) -> HashWords:
     """Return `spread_tokens` after the hash's first xor-shift, which is the same for all rows.
 
-    The shift is linear over xor, so a row's word can be combined later.
+    The shift is linear over xor, so a row's word can be combined with the result later.
     """
     words: HashWords = spread.numpy().view(np.uint32)
     return words ^ (words >> np.uint32(16))

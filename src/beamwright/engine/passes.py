@@ -29,7 +29,7 @@ from beamwright.models.tree_model import TreeModel
 
 
 def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
-    """Return why a pass can compute only one token per row (no drafts); None if it can do more.
+    """Return why a pass can compute only one token per row (no drafts); None if it can take more.
 
     Attention must support several tokens per row (`spreads`). Kernels, layer-wise streaming and
     sparse decoding do not: their work lists, transfers and selections assume one token per row.
@@ -128,7 +128,7 @@ class _Pass:
 
     computed, written: arguments of `DecodeSession.forward_some`.
     rows, positions: for each token, its row's place in the batch and its position.
-    first: for each row, the index of its own token in the pass.
+    first: for each row, the index of its last token in the pass.
     tokens, values, top: results for each token, set after sampling.
     """
 

@@ -37,7 +37,7 @@ class Prompts:
     """Factory of search trees: it renders problems for one generator.
 
     codec: the tokenizer; None if the model has none.
-    context: the most tokens of a path.
+    context: maximum number of tokens of a path.
     vocab: the size of the vocabulary.
     """
 
@@ -229,7 +229,7 @@ def check_text(text: str, what: str) -> None:
     """Check that a text has no lone surrogates, which no tokenizer takes.
 
     Raises:
-        InputError: if it has; `what` names the text.
+        InputError: if the text has one; `what` names the text in the message.
     """
     try:
         text.encode()

@@ -70,7 +70,7 @@ class Decodings:
 
 
 class RowLimit(NamedTuple):
-    """Most tokens of a row's step, and the stop reason if the step reaches that length."""
+    """Maximum number of tokens of a row's step, and the stop reason of a step of that length."""
 
     tokens: int
     reason: StopReason
@@ -151,8 +151,8 @@ class Row:
     """A step while it is decoded: the counterpart of a sequence in other engines.
 
     A sampled token has no KV until the next pass forwards it. After the last token of a step that
-    may be extended, the row stays for one more pass, which forwards this token. Children can then
-    begin at once.
+    may be extended, the row stays for one more pass, which forwards that token. The token's hidden
+    state is kept, and children sample their first tokens from it.
     """
 
     node: Node
@@ -161,11 +161,10 @@ class Row:
     first_limit: RowLimit  # the step's limit; replaced by `limit_outside_thought` if that applies
     group: int = 0  # number of the group in which the schedule's plan submitted the node
     thought: bool | None = False  # True if the step is in a thought; None until its tokens show it
-    limit_outside_thought: RowLimit | None = (
-        None  # limit if an undecided step turns out not to be a thought
-    )
+    # The step's limit if `thought` is None at first, and the tokens show that there is no thought.
+    limit_outside_thought: RowLimit | None = None
     tokens: list[int] = field(default_factory=list)
-    # Per token, as in `Node`.
+    # Values of each token, as in `Node`.
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
     top: list[TopTokens] = field(default_factory=list)
@@ -183,7 +182,7 @@ class Row:
 
     @property
     def forwarded(self) -> int:
-        """Number of the step's tokens that a pass has forwarded, and so have KV."""
+        """Number of the step's tokens that passes have forwarded; these tokens have KV."""
         return len(self.tokens) - (self.hidden is None) if self.tokens else 0
 
     @property
@@ -195,7 +194,7 @@ class Row:
 
     @property
     def limit(self) -> RowLimit:
-        """The step's length limit. It depends on whether the step is in a thought, once known."""
+        """The step's length limit. A step that proves to be no thought may have another limit."""
         return (
             self.limit_outside_thought
             if self.limit_outside_thought and self.thought is False
@@ -204,7 +203,7 @@ class Row:
 
     @property
     def forwards_left(self) -> int:
-        """Most passes that the row still needs, at least one. Each pass forwards one token."""
+        """Maximum number of passes that the row still needs, a token each; at least 1."""
         if self.stop is not None or self.thought is None:
             return 1
         tokens_left = max(1, self.limit.tokens - len(self.tokens))
@@ -213,7 +212,7 @@ class Row:
     def usable_tokens(self, count: int) -> int:
         """Return how many tokens of an iteration of `count` tokens may become part of the row.
 
-        These are all while `thought` is None: the next token decides the row's limit, but the
+        While `thought` is None, all of them may: the next token decides the row's limit, but the
         iteration does not end there.
         """
         return count if self.thought is None and not self.stop else min(count, self.forwards_left)
@@ -221,7 +220,7 @@ class Row:
     def needs(self) -> dict[Segment, int]:
         """Return the segments that the row needs on the device, with 1 copy of each.
 
-        They are the segments of its path, and its own.
+        These are the segments of the row's path, and its own.
         """
         return {
             **dict.fromkeys(segments_read(kv_path(self.node)), 1),
@@ -325,7 +324,7 @@ class Rows(Protocol):
     def max_tokens(self, running: Sequence[Row]) -> int:
         """Return how many tokens each row can decode before its tail is full.
 
-        The tail is the row's newest KV, which a full one moves to the row's segment.
+        A tail holds a row's newest KV. The KV of a full tail moves to the row's segment.
         """
 
     def run(
@@ -333,16 +332,16 @@ class Rows(Protocol):
     ) -> IterationWork:
         """Decode up to `max_tokens` tokens of every row.
 
-        The iteration ends one token after `enough` of the `open_rows` have stopped, or when all of
-        these are done. The pass after a row's last token forwards that token and sets `Row.hidden`,
-        unless the path has ended.
+        The iteration ends one token after `enough` of the `open_rows` have stopped, or when all
+        open rows are done. The pass after a row's last token forwards that token and sets
+        `Row.hidden`, unless the path has ended.
 
-        goes_on: True if no row waits to join. The first token of the next iteration may then be
-            launched before this one's results are read.
+        goes_on: True if no row waits to join, so that the next iteration's first step may be
+            launched before this iteration's results are read.
         """
 
     def store(self, tokens: Mapping[Row, int]) -> None:
-        """Copy KV from tails to segments, until each holds its row's first `tokens[row]` tokens."""
+        """Copy KV from tails until each row's segment holds the first `tokens[row]` tokens."""
 
     def text(self, row: Row) -> str:
         """Return the text of the whole reply so far, the row's step included."""

@@ -34,18 +34,18 @@ from beamwright.kv.streams import sent
 from beamwright.models.decoder import in_tiles
 from beamwright.sections import SamplingSettings
 
-MOST_LIKELIEST = 20  # most likely tokens that are kept per position; requests may take fewer
-_LIKELIEST = 20  # tokens in DeepConf's confidence
+MOST_LIKELIEST = 20  # number of most likely tokens kept per position; a request may take fewer
+_LIKELIEST = 20  # number of most likely tokens that DeepConf's confidence is computed from
 _LARGE_VOCAB = 16384  # vocabulary size from which a CPU samples row by row
-_ROWS_OF_THREAD = 2  # fewest rows per thread
-_AT_A_TIME = 16  # rows ranked at a time, because int64 keys take twice the memory of the logits
+_ROWS_OF_THREAD = 2  # minimum number of rows per thread
+_AT_A_TIME = 16  # rows ranked at once; few, because int64 keys take twice the logits' memory
 
 
 # --- parameters -----------------------------------------------------------------------------------
 
 
 class Ways(NamedTuple):
-    """The parts of sampling that some row of the batch needs. The others are not computed.
+    """Flags that say which parts of sampling to compute: those that some row of the batch needs.
 
     draws: some row samples randomly. is_greedy: some row takes its most likely token.
     likeliest: number of tokens that top-k must rank for the largest k; 0 for none.
@@ -113,7 +113,7 @@ class RowSampling:
         )
         numbers = [
             [row.temperature or 1.0 for row in rows],
-            # Infinity, because rounded sums of probabilities may exceed 1.
+            # Infinity turns top-p off. 1 would not, because rounded sums may exceed it.
             [row.top_p if row.top_p < 1.0 else torch.inf for row in rows],
             [row.min_p or 0.0 for row in rows],
         ]
@@ -214,7 +214,7 @@ class Sampler:
     bitwise equal to sampling all rows at once.
 
     Raises:
-        KeyError: if a statistic is not in the table.
+        KeyError: if a statistic is not in `TOKEN_STATS`.
     """
 
     def __init__(

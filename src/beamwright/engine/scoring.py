@@ -89,8 +89,8 @@ class Judged:
     """Predicate on nodes: is this step given to the verifier (`--verify-every`)?
 
     True for every `every`-th step that the verifier sees of a reply, and for the step that ends
-    the path (VG-Search, Chen et al. 2025). The result depends on the path alone. White space
-    between a thought and the answer is not given.
+    the path (VG-Search, Chen et al. 2025); False for white space between a thought and the answer.
+    The result depends on the path alone.
 
     every: distance between judged steps. sees: the part of a reply that the verifier sees.
     """
@@ -126,13 +126,15 @@ class Judged:
 
 
 def remaining_batch(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:
-    """Return a batch without the nodes `gone`; None if only speculative nodes are left, or none."""
+    """Return a batch without the nodes `gone`; None if at most speculative nodes are left."""
     left = tuple(node for node in batch if node not in gone)
     return left if any(not node.speculative for node in left) else None
 
 
 class Scoring:
-    """A verifier with its queue and its timers. One thread at a time may call it.
+    """Caller of a verifier: it queues steps, times calls, and turns scores into events.
+
+    One thread at a time may call it.
 
     stalled_s: returns the seconds that the verifier has waited for the link so far.
     """
@@ -228,7 +230,7 @@ class Scoring:
         return [StepFailed(node, error) for node in steps]
 
     def _release_unscored(self, nodes: Sequence[Node]) -> None:
-        """Free the verifier's KV of nodes that did not fit; children cannot be scored either."""
+        """Free the verifier's KV of nodes that did not fit, whose children cannot be scored now."""
         self._without_room.update(nodes)
         self._verifier.release(nodes)
 
@@ -265,7 +267,7 @@ def check_path_score(node: Node) -> None:
     """Check the score of the path that ends in `node`.
 
     Raises:
-        NotFiniteError: if it is NaN, infinite, or too large to be summed.
+        NotFiniteError: if the score is NaN, infinite, or too large to be summed.
     """
     if not _is_usable(node.score):
         steps = [step.step_score for step in node.reply()]

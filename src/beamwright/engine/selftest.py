@@ -50,9 +50,9 @@ def set_least_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bo
     Return False if no size is. The decoders must be of one `kind`. On a CPU, one to four rows are
     padded to 2 or 4 rows instead of 8 if that is exact, because a product of 8 rows takes 1.4 times
     as long as one of 2. A single row is not padded at all if all products allow it. On other
-    devices only 8 is tried, because libraries choose kernels by the number of rows. So it is with
-    recurrent layers: their gates are numbers per row, and fewer than a vector of them are rounded
-    differently, in rare tokens only.
+    devices only 8 is tried, because libraries choose kernels by the number of rows. With recurrent
+    layers, too, only 8 is tried: their gates are one number per row, and a CPU rounds fewer numbers
+    than a vector register holds differently, in rare tokens only.
     """
     first, choices = decoders[0], [ROW_MULTIPLE]
     few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
@@ -72,11 +72,11 @@ def set_least_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bo
 def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     """Return True if rows in one batch are bitwise equal to the same rows in smaller batches.
 
-    It runs the decoder's first layer of each kind in batches of up to 256 rows. It also runs
+    The test runs the decoder's first layer of each kind in batches of up to 256 rows. It also runs
     attention and the LM head as a search does, in batches of some dozen rows with different numbers
     of decoded tokens. Batches are smaller if an interpreter runs the kernels, or if sums have one
-    order by construction. It uses the decoder's own device and attention. It returns False if the
-    device has no memory left for the test.
+    order by construction. The decoder's own device and attention are tested. The result is False if
+    the device has no memory left for the test.
 
     Raises:
         InputError: if the context is shorter than the few tokens that the test needs.

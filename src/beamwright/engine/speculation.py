@@ -6,8 +6,8 @@ tokens follow from its lineage, so opened children are used unchanged; the other
 
 A round lasts as long as its longest step, and the slots of the other rows are idle until it ends.
 Speculative tokens that are decoded in these slots and kept shorten the next round. The price has
-two parts. The verifier is called for every few steps that end, instead of once for all. Rows also
-join that often, and each time that takes about as long as a token of all rows
+two parts. The verifier is called once per few steps, instead of once per round. Rows also join as
+often, and each joining takes about as long as decoding one token of all rows
 (docs/log/2026-11.md#decoding-ahead).
 """
 
@@ -27,7 +27,7 @@ _MARGIN = 1.25  # speculation pays if the gain is at least this many times the c
 # Times that a round's idle slots would be filled: 4 (when a quarter of the rows has ended), plus
 # once per 16 tokens of its longest step.
 _CALLS, _TOKENS_PER_CALL = 4, 16
-_LEAST_ROUNDS = 2  # measured rounds before speculation can pay
+_LEAST_ROUNDS = 2  # minimum number of measured rounds before speculation can pay
 _FEW_TOKENS = 500  # weight of the initial guess of the kept share, in tokens
 _HOPE = 0.005  # initial guess: share of a verifier call's time that does not depend on its steps
 
@@ -80,8 +80,8 @@ class SpeculativeChildren:
     ) -> list[Node]:
         """Return up to `most` decoded children to score now, each only once.
 
-        A child can be scored after its parent: if the parent is in `submitted`, was returned here
-        before, or is a step that no verifier judges.
+        A child is returned only if its parent is in `submitted`, was returned by an earlier call,
+        or is a step that the verifier does not judge.
         """
         chosen: list[Node] = []
         for node in self.decoded_children():
@@ -137,8 +137,8 @@ class SpeculativeChildren:
 class Payoff:
     """Measurements from which `--speculation auto` decides whether speculation saves time.
 
-    They are sums over rounds. Only rounds with a single tree in flight are timed. A failed attempt,
-    in which steps were scored early but no slot was free, counts as one wasted step.
+    Fields are sums over rounds. Only rounds with a single tree in flight are timed. A failed
+    attempt, in which steps were scored early but no slot was free, counts as one wasted step.
     """
 
     speculated: int = 0  # tokens decoded before selection
@@ -192,7 +192,7 @@ class Payoff:
 
     @property
     def kept_share(self) -> float:
-        """Share of speculative tokens that are kept; one half until something is known."""
+        """Share of speculative tokens that are kept; one half before any are known."""
         return (self.kept + _FEW_TOKENS / 2) / (self.speculated + _FEW_TOKENS)
 
     @property

@@ -1,4 +1,4 @@
-"""MovingSplit: one KV memory for generator and verifier, divided anew as the search goes on."""
+"""MovingSplit: divide one KV memory between generator and verifier, anew during the search."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class MovingSplit:
     """Division of one device memory between the KV budgets of two models.
 
     The model that runs next gets the bytes that it needs, as far as possible. The idle model's KV
-    is evicted only to make room for it. This was never slower than the policies of FlashTTS,
-    section 4.3, which the lab has (`simulator.split`). The budgets always have the same sum, and
-    search results never depend on them.
+    is evicted only to make room for the next one. This rule was never slower than the policies of
+    FlashTTS, section 4.3, which the lab has (`simulator.split`). The budgets always have the same
+    sum, and search results never depend on them.
 
-    most_step_tokens: the most tokens that a step may get.
+    most_step_tokens: maximum number of tokens of a step.
     scores_early: True if steps are scored while others are decoded (speculation). Each model then
         keeps bytes for its longest path, even while the other one has its turn.
     """
@@ -91,7 +91,8 @@ class MovingSplit:
     ) -> None:
         """Give `store`, whose model runs next, the bytes that it needs.
 
-        Needs are estimates, so once memory was short, the model gets all bytes that are free.
+        Needs are estimates. So once any bytes were moved, the model gets all that the idle model
+        does not use.
 
         nodes: the nodes that the model works on next.
         beams: nodes that are decoded meanwhile, or next.
@@ -116,7 +117,7 @@ class MovingSplit:
         """Return the budget in bytes of `store` for its model's turn; None if it has enough."""
         if needed_bytes <= store.device.budget.total_bytes and not self.counts.moves:
             return None
-        useless_bytes = self.total_bytes - idle.device.budget.used_bytes  # not used by the idle one
+        useless_bytes = self.total_bytes - idle.device.budget.used_bytes  # unused by the idle model
         return min(self.total_bytes, max(needed_bytes, useless_bytes))
 
     def _bytes_of_longest_path(self, store: CacheManager, beams: Sequence[Node]) -> int:

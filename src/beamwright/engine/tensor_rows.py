@@ -172,7 +172,8 @@ class TensorRows:
             buffers.load(self._rows, self._arrangement, self._stops)
         if left := max_tokens + goes_on - self._launched_ahead:
             self._session.prepare(left)
-        # Load settings again next time: the coming token decides whether a thought must be closed.
+        # Load settings again next time: the next token shows whether the step is a thought, which
+        # sets its limit and its forced end.
         self._arrangement += thinks
         rows = self._places(), buffers.keys, buffers.sampling
         with (
@@ -199,7 +200,7 @@ class TensorRows:
                 _count_overrun(row, num_done)
             raise
         if goes_on and drawn.most_continue(num_done):
-            with suppress(torch.OutOfMemoryError):  # then the step is launched next time
+            with suppress(torch.OutOfMemoryError):  # the next iteration launches the step instead
                 buffers.switch_half()
                 self._make_launch(buffers)()
                 self._launched_ahead = True
@@ -223,7 +224,8 @@ class TensorRows:
         launch, keeping = self._make_launch(buffers), self._decoder.shape.states
         places = [(n, row) for row, n in self._places().items()] if keeping else []
         for number in range(max_tokens):
-            # The pass after a row's stop forwards its last token. Then its state must not change.
+            # The pass after a row's stop still forwards its last token. In later passes the row's
+            # recurrent state must not change.
             self._session.stop([n for n, row in places if row.stop and number > drawn.used[n]])
             if number or not begun:
                 launch()

@@ -31,7 +31,7 @@ class Threads:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Set torch's number of threads within a block; restore the host program's afterwards."""
+        """Set torch's number of threads within a block; restore the previous number afterwards."""
         before = torch.get_num_threads()
         if before != self.count:
             torch.set_num_threads(self.count)
@@ -69,9 +69,9 @@ def threads_for(num_parameters: int) -> Threads:
 def _shorten_waits() -> None:
     """Shorten the time that idle threads spin, if torch was imported before it could be configured.
 
-    Environment variables then come too late. LLVM's OpenMP library (macOS) has a function for this,
-    per thread. It is untested, because no Mac was available. GNU's library has none, but its
-    threads spin only 100 turns while it manages more threads than there are cores.
+    Environment variables come too late in this case. LLVM's OpenMP library (macOS) has a function
+    for it, per thread. That call is untested, because no Mac was available. GNU's library has none,
+    but its threads spin only 100 turns while it manages more threads than there are cores.
     """
     library = ctypes.CDLL(torch._C.__file__)  # also finds symbols of the libraries torch links
     if hasattr(library, "kmp_set_blocktime"):
@@ -84,8 +84,8 @@ def _shorten_waits() -> None:
 def _park_pool() -> None:
     """Start idle OpenMP threads for the life of the process, so that the others spin less.
 
-    They raise GNU's count of managed threads above the number of cores. They belong to a daemon
-    thread. A forked child does not have that thread, but keeps the count.
+    The idle threads raise GNU's count of managed threads above the number of cores. They belong to
+    a daemon thread. A forked child does not have that thread, but keeps the count.
     """
     library, parked = ctypes.CDLL(torch._C.__file__), threading.Event()
 

@@ -175,8 +175,8 @@ class Accounting:
     def phase(self, name: str, stalled_s: Callable[[], float] | None = None) -> Iterator[None]:
         """Time a block of code as a phase.
 
-        stalled_s: returns the seconds spent waiting for transfers so far. What the block adds to
-            them counts as "stall" instead of the phase, unless another phase ran meanwhile.
+        stalled_s: returns the seconds spent waiting for transfers so far. Seconds that the block
+            adds count as "stall" instead of the phase, unless another phase ran meanwhile.
         """
         stalled, phase, field = 0.0 if stalled_s is None else stalled_s(), object(), f"{name}_s"
         with self._lock:

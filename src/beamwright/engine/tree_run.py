@@ -45,11 +45,11 @@ RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
 
 @dataclass(eq=False)
 class RoundState:
-    """One round of a tree: the steps to decode and score before the next selection."""
+    """State of one round of a tree: the steps to decode and score before the next selection."""
 
     beams: tuple[Node, ...] = ()  # all steps of the round, in the order of their lineages
     open: dict[Node, None] = field(default_factory=dict)  # steps that are not decoded yet
-    began: Counters = field(default_factory=Counters)  # the engine's counters when it began
+    began: Counters = field(default_factory=Counters)  # the engine's counters at the round's start
     unscored: dict[Node, None] = field(default_factory=dict)  # submitted steps without a score
     submitted: set[Node] = field(default_factory=set)  # steps that were given to the verifier
     early: set[Node] = field(default_factory=set)  # steps submitted while others were decoded
@@ -66,9 +66,9 @@ class RoundState:
         return bool(self.open or self.unscored)
 
     def postpone_score(self, node: Node, error: BeamwrightError) -> bool:
-        """Postpone a score to the end of the round, if it came early and lacked memory.
+        """Postpone a step's score to the end of the round, if early scoring ran out of memory.
 
-        Return False for any other error.
+        Return False, and postpone nothing, for any other failure.
         """
         if not isinstance(error, CapacityError) or node not in self.early:
             return False
@@ -108,7 +108,8 @@ class TreeRun:
     # KV which no later row reads.
     restore: Callable[[Sequence[Node], Callable[[], None]], None] | None = None
     cut: bool = False  # True if the deadline ended a round before all of it was decoded and scored
-    # Tokens decoded for this tree, plus the largest `served` of all trees when it was admitted.
+    # Key of the fair order: the tree with the smallest value is decoded first. It counts the tree's
+    # decoded tokens, from the largest value of all trees at its admission.
     served: int = 0
     priority: int = 0  # trees with a larger one are decoded and scored first
     waited_s: float = 0.0  # seconds before admission that count towards the deadline
@@ -144,8 +145,8 @@ class TreeRun:
     ) -> float | None:
         """Return FlashTTS's precise goodput (6.1) of these candidates; None without any.
 
-        This is their mean number of path tokens, divided by the mean seconds from admission to the
-        end of their scoring. None also if all steps were given.
+        The goodput is the candidates' mean number of path tokens, divided by the mean seconds from
+        admission to the end of their scoring. None also if all steps were given.
 
         answer: maps a finished leaf to the node of its path that is the candidate.
         """
@@ -295,7 +296,7 @@ class TreeRun:
         return actions if why is None else rule.make_ending(tree, why, actions)
 
     def apply(self, actions: Sequence[Action]) -> None:
-        """Apply actions to the tree, prompts of their own last, because they may share nodes.
+        """Apply actions to the tree. Prompts of their own come last, because they may share nodes.
 
         A prompt that does not fit the model's context is replaced by the problem's prompt.
         """

@@ -7,9 +7,9 @@ A round runs in one of two ways, whichever is estimated to be faster:
 
 - in groups. Each group reserves the blocks for its whole step and runs alone. On average, half of
   the reserved memory is unused.
-- with parking. Rows reserve no blocks. When blocks run out, a row is preempted and its KV moves to
-  the host. The device is always full, but the KV of preempted rows crosses the link, and the last
-  passes of a round have few rows.
+- with parking. Rows reserve KV one block at a time. When blocks run out, a row is preempted and its
+  KV moves to the host. The device is always full, but the KV of preempted rows crosses the link,
+  and the last passes of a round have few rows.
 
 The constants of the estimate come from simulated searches (docs/log/2026-11.md#parking).
 """
