@@ -1,4 +1,4 @@
-"""The `beamwright` command: finds and runs subcommands, and prints usage errors in one line."""
+"""The `beamwright` command: imports and runs subcommands, and prints usage errors on one line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from beamwright.io import installed_entry_points
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
-# Entry point group through which installed packages add commands, such as the lab's `simulate`.
+# Entry point group in which installed packages declare commands, such as the lab's `simulate`.
 _GROUP = "beamwright.commands"
 
-# Module, function and summary of a subcommand; the module is imported only if the command runs.
+# Module, function and summary of a subcommand, whose module is imported only if the command runs.
 _Row = tuple[str, str, str]
 
 # Built-in subcommands by name: module in this package, function and summary.
@@ -73,12 +73,12 @@ def make_app() -> typer.Typer:
         rows[name] = (f"beamwright.cli.{module}", function, summary)
 
     class Commands(TyperGroup):
-        """A group whose commands are imported when they run or a shell completes their options."""
+        """Command group that imports a command when it runs or a shell completes its options."""
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             """Import the named command and declare its options.
 
-            `--help-all` becomes a `--help` that shows every option.
+            `--help-all` is replaced by `--help`, for which all options are then shown.
             """
             if args[0] in rows:
                 everything = ctx.resilient_parsing or _HELP_ALL in _before_dashes(args)
@@ -98,7 +98,7 @@ def make_app() -> typer.Typer:
 def _loaded(name: str, row: _Row, everything: bool) -> Any:
     """Import a command and return it with its options.
 
-    everything: whether its help shows all options, or only the common ones.
+    everything: True if the command's help shows all options; False for the common ones.
     """
     module, function, _ = row
     command = getattr(import_module(module), function)
@@ -133,15 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = given or ["--help"]
     try:
         plugins = _named_plugins(words)
-        # A mere `--help` need not wait for the import of pydantic. A shell that completes options
-        # calls this without arguments, and needs the plugins.
+        # Load plugins, which import pydantic, only if a command runs or a shell completes options
+        # (which calls `main` without arguments). A mere `--help` then answers sooner.
         completes_or_runs = not given or any(not word.startswith("-") for word in words)
         if plugins or (completes_or_runs and installed_entry_points("beamwright.plugins")):
             from beamwright.declare import load_plugins
 
             for line in load_plugins(plugins):
                 complain(line)
-        # There is no command, only options: none of these takes a value.
+        # The arguments have options but no command. None of these options takes a value.
         if all(word.startswith("-") for word in words):
             words = ["--help" if word == _HELP_ALL else word for word in words]
         result = make_app()(words, prog_name="beamwright", standalone_mode=False)
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(f"error: {error}")
         return error.exit_code
     except Exception as error:
-        # typer's usage errors share no public base class; all of them can format themselves.
+        # typer's usage errors share no public base class, but all have `format_message`.
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
@@ -162,9 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hint(error: Exception) -> str:
-    """Return the error line for an unknown option or command, with what the user may have meant.
+    """Return a helpful error line for an unknown option, value or command.
 
-    Returns "" if there is nothing to add to the error's own message.
+    The result is "" if the error's own message says enough.
     """
     flag = getattr(error, "option_name", None)
     if flag is not None:
@@ -184,9 +184,9 @@ def _hint(error: Exception) -> str:
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:
-    """Return the files given by `--plugin`.
+    """Return the files given by `--plugin`, read from the raw arguments.
 
-    They are read from the raw arguments, since plugins declare options and must run before parsing.
+    Plugins declare options, so they must run before the arguments are parsed.
     """
     written = _before_dashes(words)
     pairs = zip(written, [*written[1:], ""], strict=True)
@@ -195,5 +195,5 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
 
 
 def _before_dashes(words: Sequence[str]) -> Sequence[str]:
-    """Return the arguments before `--`; only these can be options."""
+    """Return the arguments before `--`, since later arguments are no options."""
     return words[: words.index("--")] if "--" in words else words

@@ -29,7 +29,8 @@ def demo(
     invocation: Invocation, seed: int = option(1, "Seed of every random draw.", "N", min=0)
 ) -> None:
     """Solve one problem by live search, and by a majority vote of 16 samples of the same model."""
-    # The problem was chosen with float32: in bfloat16, a GPU's default, the outcome may differ.
+    # With float32 the search finds the right answer and the vote does not. In bfloat16, a GPU's
+    # default, the outcome may differ.
     settings = Settings.build(n=16, width=4, seed=seed, **{"dtype": "float32", **invocation.given})
     console = Console() if sys.stdout.isatty() and not invocation.as_json else None
     status = Status()

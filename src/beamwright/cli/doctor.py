@@ -57,7 +57,7 @@ def doctor(
                 "python": platform.python_version(),
                 **machine.inspect_machine(),
             }
-            if probe:  # the profile is saved, so that `--gpu measured` can use it
+            if probe:  # measure a hardware profile, and save it for `--gpu measured`
                 profile = machine.measure_profile()
                 file = str(write_profile(profile))
                 report |= {"profile": asdict(profile), "profile_file": file}

@@ -1,6 +1,6 @@
-"""`beamwright eval`: solves a problem set, here or over Ray, and reports the accuracy.
+"""`beamwright eval`: solves a problem set, in this process or over Ray, and reports the accuracy.
 
-A run shows the accuracy so far, and can be resumed.
+A progress bar shows the accuracy so far. An interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from beamwright.config import Settings
     from beamwright.solver.solution import Solution
 
-_MOST_CHECKERS = 16  # each worker process takes 63 MB
+_MOST_CHECKERS = 16  # maximum number of processes that check answers, each with 63 MB
 
 
 @with_settings(recipe=False, cluster=True)
@@ -110,7 +110,7 @@ def evaluate(
         dataset, limit, problem_field=problem_field, answer_field=answer_field
     )
     for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
-        with suppress(BeamwrightError):  # it is raised again when the model is loaded
+        with suppress(BeamwrightError):  # loading the model raises this error again
             if note is not None:
                 check_models(model)
                 complain(note)
@@ -137,7 +137,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """The parts of an evaluation that all of its settings share.
+    """Runs one or several settings on the same problems, and returns their reports.
 
     num_trees: number of problems whose trees are written as pages.
     failures: errors of pages that could not be written.
@@ -155,8 +155,8 @@ class _Evaluation:
     def report(self, named: NamedSettings) -> dict[str, Any]:
         """Run one setting and return its report. A named setting has its own folder.
 
-        If a named setting fails, for example for lack of memory, its report holds the error, so
-        that the remaining settings still run.
+        If a named setting fails, for example for lack of memory, its report has the error, so that
+        the remaining settings still run.
         """
         name, settings = named.name, named.settings
         if name is None:
@@ -171,7 +171,7 @@ class _Evaluation:
             return {"name": name, "error": str(error), "settings": settings.model_dump(mode="json")}
 
     def advice(self, runs: Sequence[NamedSettings]) -> dict[str, Any]:
-        """Run samples and the search, and return advice on which of them to use.
+        """Run independent samples and the search; return advice on which of the two to use.
 
         Each of the two runs has its own folder.
 
@@ -225,12 +225,12 @@ class _Evaluation:
         status: Status,
         problems: Sequence[tuple[str | int, str]],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
-        """Solve the problems here or over Ray, and yield each problem's id and outcome.
+        """Solve the problems in this process or over Ray; yield each problem's id and outcome.
 
         pages: files of tree pages by problem id; each is written when its problem is solved.
         """
-        # This generator starts at the first unfinished problem, so that no model is loaded to
-        # report a folder whose problems are all finished.
+        # The code of this Python generator runs only if a problem is unfinished. No model is loaded
+        # to report a folder in which all problems are finished.
         if self.cluster is None:
             check_models(settings.model)
             with first_import("beamwright.solver.solver"):
@@ -250,7 +250,7 @@ class _Evaluation:
             if file is not None and not isinstance(outcome, BeamwrightError):
                 try:
                     _write_tree(file, outcome)
-                except InputError as error:  # go on with the results, and write no more pages
+                except InputError as error:  # go on with the problems, but write no more pages
                     self.failures.append(error)
                     pages.clear()
             yield problem_id, outcome
@@ -269,9 +269,9 @@ def _write_tree(file: Path, solution: Solution) -> None:
 
 
 class _Tally:
-    """The finished problems and their verdicts, shown on a progress bar.
+    """Progress bar of an evaluation, with the accuracy so far. Call it with every new record.
 
-    A callback for every new record. prefix: text that precedes the bar's description.
+    prefix: text that precedes the bar's description.
     """
 
     def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
@@ -289,7 +289,7 @@ class _Tally:
         self._bar.update(self._task, description=line, completed=done, total=total)
 
     def so_far(self, out: Path | None) -> str:
-        """Return a line with the results of an interrupted run and how to resume it."""
+        """Return a line with the results of an interrupted run, and how to resume the run."""
         total, judged = self._bar.tasks[0].total, len(self._verdicts)
         line = f"{len(self.records)} of {int(total) if total else '?'} problems finished"
         if judged:
@@ -304,7 +304,7 @@ class _Tally:
 def _bar() -> Progress:
     """Return a progress bar with a status of the running problems.
 
-    It is shown only if standard error is a terminal.
+    The bar is visible only if standard error is a terminal.
     """
     column = Column(no_wrap=True)
     return Progress(
@@ -331,9 +331,9 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 
 def _advised(said: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the parts of the advice: a table at equal tokens and at equal seconds, and a summary.
+    """Yield the printed advice: a table at equal tokens, one at equal seconds, and a summary.
 
-    The summary includes the noise of the scores if it is known.
+    The summary includes the noise of the scores if this noise is known.
     """
     for unit in ("tokens", "seconds"):
         if unit not in said:

@@ -1,11 +1,11 @@
-"""Drawing of a search's tree: live in a terminal with a status line, or as an SVG picture.
+"""Draw a search's tree: live in a terminal with a status line, or as an SVG picture.
 
 Siblings with equal text share one line with their number, and the paths below them are merged as
-well. This shows at a glance that, for example, 64 beams have written the same step.
+well. One line can thus show that 64 beams have written the same step.
 
-The tree is drawn once after every round, from the round's report. Between rounds the terminal
-refreshes only the finished drawing and the status. It never reads the tree itself, since the
-search's thread keeps changing it.
+The tree is drawn once after every round, by the round's callback. Between rounds the terminal
+refreshes only the finished drawing and the status. The terminal's thread never reads the tree,
+which the search's thread keeps changing.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
 
 _BAR_CELLS = 8
-_LABEL_CHARACTERS = 400  # wider than any terminal; rich cuts labels to the line's width
+_LABEL_CHARACTERS = 400  # maximum length of a label; rich cuts labels to the terminal's width
 _MAX_ANSWERS = 5
 _REFRESH_HZ = 6
-_FRAME_LINES = 5  # lines for answers, the last round, the status and the shell prompt below
+_FRAME_LINES = 5  # lines below the tree: answers, last round, status, and the shell's prompt
 _PROBLEM_CHARACTERS = 4000
 _PICTURE_COLUMNS, _PICTURE_LINES = 100, 35
 
 
 class Status(Progress):
-    """The engine's current phase and token count. `str` gives one line; any thread may call it."""
+    """Status line: the engine's current phase and token count. Any thread may call `str` of it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started_s = clock, clock()
@@ -74,7 +74,7 @@ class Status(Progress):
 
 
 class LiveTree:
-    """A live drawing of one search in a terminal. A context manager; `show` is its round callback.
+    """Draws one search live in a terminal, as a context manager whose `show` is the round callback.
 
     status: the status line below the tree, read at every refresh.
     """
@@ -96,7 +96,8 @@ class LiveTree:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The final drawing may scroll, so it includes all steps of the surviving paths.
+        # The final drawing may be longer than the terminal, so include all steps of the surviving
+        # paths.
         if self._last is not None:
             self._draw(self._last, keep_steps=True)
         self._spinner = None
@@ -128,7 +129,7 @@ def _problem_panel(problem: str) -> Panel:
 
 
 def round_line(report: RoundReport) -> str:
-    """Return one line about a round. Waiting candidates are judged in a later round."""
+    """Return one line about a round: numbers of candidates by outcome, and the seconds so far."""
     judged = len(report.survivors) + len(report.pruned) + len(report.finished)
     waiting = 0 if report.tree.done else len(report.candidates) - judged
     parts = [
@@ -150,7 +151,7 @@ def write_picture(solution: Solution, file: Path) -> None:
         InputError: if the file cannot be written.
     """
     tree, stats = solution.tree, solution.tree_stats
-    # This console prints to nowhere; only its recording is used, for the SVG file.
+    # This console prints nothing. Its recording becomes the SVG file.
     console = Console(
         record=True,
         file=io.StringIO(),
@@ -174,10 +175,10 @@ def write_picture(solution: Solution, file: Path) -> None:
 
 
 class Marks(NamedTuple):
-    """The characters of a drawing that are not ASCII by default.
+    """The characters of a drawing, which a terminal with ASCII only replaces.
 
     finished: marks a path that has ended. pruned: marks a pruned path. kept: marks a step of a path
-    that continues, or that has ended further down. full, empty: cells of a score's bar.
+    that continues or ends below this step. full, empty: cells of a score's bar.
     """
 
     finished: str = "✓"
@@ -198,9 +199,9 @@ def draw_tree(
 ) -> Tree:
     """Draw the decoded part of a search tree, with as much detail as fits into `max_lines`.
 
-    If it does not fit, details are dropped in this order: pruned siblings share one line, branches
-    whose paths are all pruned share one line, then early steps of the surviving paths are left out
-    (never with `keep_steps`). The newest steps are always drawn.
+    If the tree does not fit, details are dropped in this order: pruned siblings share one line,
+    branches whose paths are all pruned share one line, then early steps of the surviving paths are
+    left out (never with `keep_steps`). The newest steps are always drawn.
     """
     drawing = _Drawing(marks or Marks(), tree)
     newest = drawing.newest_depth
@@ -238,7 +239,7 @@ def draw_answers(tree: SearchTree) -> Text | None:
 
 
 class _Drawing:
-    """A drawing of a tree at one moment, at any of several levels of detail."""
+    """Draws a tree at any of several levels of detail."""
 
     def __init__(self, marks: Marks, tree: SearchTree) -> None:
         self._marks, self._tree = marks, tree
@@ -254,9 +255,8 @@ class _Drawing:
     def draw(self, dead_from: int, first_depth: int) -> tuple[Tree, int]:
         """Draw the tree from `first_depth` on, and return it with its number of lines.
 
-        A dead node is one that no surviving path goes through.
         dead_from: the depth from which on each dead node has a line of its own. At smaller depths,
-            dead siblings share one line.
+            dead siblings share one line. No surviving path contains a dead node.
         """
         steps = "step" if first_depth == 2 else "steps"
         hidden = f"({first_depth - 1} earlier {steps})" if first_depth > 1 else ""
@@ -288,7 +288,7 @@ class _Drawing:
         return root, num_lines
 
     def _label(self, nodes: Sequence[Node]) -> Text:
-        """Return the line of equal nodes: the best-scored one, and their number."""
+        """Return the line of nodes with equal text: the one with the best score, and the number."""
         node, marks = ranked(nodes)[0], self._marks
         alive, finished = node in self._alive, node.state is NodeState.FINISHED
         share, color = None, "default"
@@ -329,9 +329,8 @@ def _scores(nodes: Iterable[Node]) -> list[float]:
 def _share(score: float, max_score: float) -> float:
     """Return the filled share of a score's bar, from 0 to 1.
 
-    A score of 0 or more is divided by `max_score`, the largest score, or 1 if scores are
-    probabilities. A negative score is taken as a log-probability and exponentiated. The bar of NaN
-    is empty.
+    A score of 0 or more is divided by `max_score`: 1 for probabilities, otherwise the largest
+    score. A negative score is taken as a log-probability and exponentiated. The share of NaN is 0.
     """
     if math.isnan(score):
         return 0.0

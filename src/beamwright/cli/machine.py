@@ -1,6 +1,6 @@
 """Resolve `--gpu`: the machine to estimate for, both models on it, and the split of its memory.
 
-`plan` and `simulate` share this module. It also prints the table of all hardware profiles.
+`plan` and `simulate` share this module. `print_profiles` prints the table for `--gpu list`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ GPU = option(
 
 @dataclass(frozen=True)
 class Machine:
-    """A hardware profile and the source of its figures.
+    """The machine of an estimate: a hardware profile and the source of its figures.
 
-    why: the reason, as text, why this profile was chosen without --gpu; None with --gpu.
+    why: reason, as text, why this profile was chosen without --gpu; None with --gpu.
     """
 
     profile: HardwareProfile
@@ -64,7 +64,7 @@ class Machine:
 def find_machine(name: str | None) -> Machine:
     """Return the machine that `--gpu` names.
 
-    Without a name, it is this machine's CUDA device, or a default profile if there is none.
+    Without a name, return this machine's CUDA device, or a default profile if it has none.
 
     Raises:
         InputError: for an unknown name, or for `measured` before `doctor --probe` has run here.
@@ -130,14 +130,14 @@ def print_profiles(*, as_json: bool) -> None:
     Console().print(Group(table, *rest))
 
 
-# Device memory of a GPU that CUDA's context, captured CUDA graphs and the display use.
+# Bytes of a GPU's memory that CUDA's context, captured CUDA graphs and the display use.
 _RESERVED_BYTES = GIB
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class SizedModel:
-    """A model in a given precision. sizes: its bytes in memory. costs: its cost model."""
+    """A model in a given precision: its name, its bytes in memory, and its costs of computing."""
 
     name: str
     sizes: ModelBytes
@@ -146,7 +146,7 @@ class SizedModel:
 
 @dataclass(frozen=True)
 class Models:
-    """Generator and verifier on a machine. profile: the machine's, for the models' precision."""
+    """Generator and verifier of an estimate. profile: the machine in the models' precision."""
 
     generator: SizedModel
     verifier: SizedModel | None
@@ -154,16 +154,16 @@ class Models:
 
     @property
     def sizes(self) -> tuple[ModelBytes, ModelBytes | None]:
-        """The sizes of generator and verifier, as `solver.memory` expects them."""
+        """The sizes of generator and verifier in bytes, as arguments for `solver.memory`."""
         return self.generator.sizes, None if self.verifier is None else self.verifier.sizes
 
     def memory_rules(self, settings: Settings) -> dict[str, Any]:
-        """Return the keyword arguments of `plan_memory` that decide how KV is planned.
+        """Return keyword arguments of `plan_memory`, which depend on the machine and the models.
 
         On a GPU, attention of hybrid models reads KV in place, without working copies. For other
-        models the plan includes the copies, so that it holds for every kind of attention. Without a
-        GPU, the memory number also covers the rows' tails (a row's tokens that are not in blocks
-        yet), which hold at most the longest step.
+        models the plan includes the copies, so that it holds for every attention backend. Without a
+        GPU, `--memory` also covers the rows' tails (a row's newest KV, not yet in blocks), which
+        hold at most one step.
         """
         if not _is_card(self.profile):
             return {"in_place": False, "step_tokens": settings.step.longest}
@@ -174,7 +174,7 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     """Return the sizes of the models that the settings name, without reading any weights.
 
     Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading the models would.
+        InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
     """
     from beamwright.models.hf_config import find_shape
     from beamwright.solver.memory import ModelBytes
@@ -213,10 +213,10 @@ def _is_card(profile: HardwareProfile) -> bool:
 
 
 def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
-    """Return a search's limit of device memory in bytes, and its memory plan.
+    """Return the limit of a search's device memory in bytes, and its memory plan.
 
-    The plan is the one that `solve --memory` makes. On a GPU, the limit leaves `_RESERVED_BYTES` to
-    CUDA and the display.
+    `solve` makes the same plan for this limit. On a GPU, the limit leaves `_RESERVED_BYTES` to CUDA
+    and the display.
 
     Raises:
         InputError: if --memory exceeds the device's memory, or no memory is left for KV.

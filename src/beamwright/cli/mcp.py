@@ -1,7 +1,7 @@
 """`beamwright mcp`: one tool, `solve`, for agents that use the Model Context Protocol.
 
-Searches use the request queue of `serve`, with its limits and its one-line errors. Standard output
-carries only the protocol's messages.
+Searches use the request queue of `serve`, with the queue's limits and one-line errors. Standard
+output carries only the protocol's messages.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _GIVEN: dict[str, dict[str, Any]] = {
         "description": "Limit on the search in seconds.",
     },
 }
-# JSON schema of the tool's arguments. Arguments that a call omits keep the server's settings. The
-# queue checks the limits.
+# JSON schema of the tool's arguments. If a call omits an argument, the server's setting applies.
+# The request queue checks the limits.
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": _GIVEN,
@@ -131,9 +131,9 @@ def mcp(
 
 
 async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
-    """Yield the messages of a client, and answer an invalid message with an error.
+    """Yield a client's valid messages, and answer each invalid message with an error.
 
-    The SDK would drop an invalid message without a reply.
+    Without this, the SDK would drop an invalid message without a reply.
     """
     from mcp.shared.message import SessionMessage
     from mcp_types import ErrorData, JSONRPCError
@@ -145,7 +145,8 @@ async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
                 continue
             first, number = message.errors()[0], None
             with suppress(ValueError, TypeError, KeyError, RecursionError):
-                given = first["input"]  # may have lone surrogates, which Python's parser accepts
+                # The SDK rejects lone surrogates, but Python's parser accepts them.
+                given = first["input"]
                 number = (given if isinstance(given, dict) else json.loads(given))["id"]
             number = number if type(number) in (int, str) else None
             said = ErrorData(code=-32700, message=first["msg"])
@@ -188,8 +189,8 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
         loading = asyncio.create_task(asyncio.to_thread(load))
         try:
             yield loading
-        finally:  # the client has disconnected, and its cancelled searches end at once
-            with suppress(BeamwrightError):  # loading failed, as every call was told already
+        finally:  # the client has disconnected, so its searches are cancelled and end at once
+            with suppress(BeamwrightError):  # every call has reported a failed loading already
                 queue = await loading
                 await queue.drain()
                 await asyncio.to_thread(queue.solver.close)
@@ -204,7 +205,7 @@ def make_server(load: Callable[[], RequestQueue]) -> Server[Loading]:
 
 
 async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
-    """Search for the arguments of a call, and report every round to the client.
+    """Run the search that a tool call requests, and report every round to the client.
 
     Raises:
         ApiError, BeamwrightError: for wrong arguments or a failed search.
@@ -219,7 +220,7 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise InputError("deadline_s: must be a positive number of seconds")
     options["deadline"] = seconds
-    # Shielded: a call that is cancelled while it waits must not stop the loading for other calls.
+    # `shield`, because a call that is cancelled while it waits must not stop the loading of models.
     queue: RequestQueue = await asyncio.shield(ctx.lifespan_context)
     job = await queue.begin_search(problem, options)
     try:
@@ -228,7 +229,7 @@ async def _solve(ctx: Context[Loading], given: Mapping[str, Any]) -> Solution:
             for each in rounds:
                 await ctx.session.report_progress(each.number, message=str(each).strip())
         return await job.solution()
-    finally:  # free the KV if the call was cancelled; without effect if the search has ended
+    finally:  # free the KV if the call was cancelled; an ended search is not changed
         job.cancel()
 
 

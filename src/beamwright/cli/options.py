@@ -1,7 +1,7 @@
 """Command-line options of all commands, made from the fields of `Settings` (`with_settings`).
 
-An option's name, type, default and help text come from the field (`sections`). The value None
-always means "not given", so that a recipe's value holds unless the user overrides it.
+An option's name, type, default and help text come from the field. An option's value None always
+means "not given", so that a recipe's value holds unless the user overrides it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _PANELS = {
     "schedule": "Schedule (only --speculation truncate changes the tree)",
     "sparse": "Sparse decoding (changes the tree)",
 }
-# Settings that `--help` shows; `--help-all` shows all.
+# Names of the settings that `--help` shows; `--help-all` shows all settings.
 _COMMON = frozenset((
     "model", "verifier", "device", "weights", "temperature", "max_tokens", "stop_strings",
     "thinking",
     "search", "n", "width", "seed", "deadline", "memory", "kv_memory",
 ))  # fmt: skip
-_ONE_BY_ONE = "stop_strings"  # a list: the option is repeated, once for each item
+_ONE_BY_ONE = "stop_strings"  # setting that is a list: its option is given once per item
 _ESCAPED = ("delimiter", "stop_strings", "close_message")
 # Options by name, each as its type and the value that `option` returns.
 _Typed = Mapping[str, tuple[Any, Any]]
@@ -66,8 +66,8 @@ def option(
 ) -> Any:
     """Return an option of a command, to be used as the default value of a parameter.
 
-    These options are the command's own, in addition to the settings.
-    flag: the option's flag if it is not derived from the parameter's name.
+    Such options are the command's own, in addition to the settings.
+    flag: the option's flag, if not derived from the parameter's name.
     more: further arguments of `typer.Option`.
     """
     flags = [] if flag is None else [flag]
@@ -94,7 +94,7 @@ _PLUGIN = "Python file to run; it declares a strategy, schedule or verifier."
 _SHARED: _Typed = {
     "plugin": (list[Path] | None, option(None, _PLUGIN, "FILE.py")),  # loaded by `app`
     "as_json": (bool, JSON),
-    # Declared for the help only: `app` replaces it by --help before parsing.
+    # Declared for the help only: `app` replaces --help-all by --help before parsing.
     "help_all": (bool, option(False, "Show every option and exit.", flag="--help-all")),
     "debug": (bool, DEBUG),
 }
@@ -102,11 +102,11 @@ _SHARED: _Typed = {
 
 @dataclass(frozen=True)
 class Invocation:
-    """The first argument of every command with settings.
+    """The common options of a command line: the first argument of every command with settings.
 
     given: the settings that the user gave as options, by name.
-    as_json: whether to print exactly one JSON object.
-    cluster: where engines run, for commands that have --ray and --replicas; None for this process.
+    as_json: True to print exactly one JSON object.
+    cluster: place and number of engines (--ray, --replicas); None to run one in this process.
     """
 
     settings: Settings
@@ -124,12 +124,13 @@ def with_settings(
     """Decorate a command with options for settings, --recipe, --json, --debug and --plugin.
 
     only: names of the settings that the command takes; None for all.
-    recipe: whether the command takes --recipe.
-    under: settings without an option here, whose declared rows' own options the command takes
-        nevertheless (for `search`, the options of the strategies).
-    cluster: whether the command takes --ray, --replicas and --replica-cores.
+    recipe: True if the command takes --recipe.
+    under: names of settings that the command does not take, but whose declared values have options
+        that it takes (for `search`, the options of the strategies).
+    cluster: True if the command takes --ray, --replicas and --replica-cores.
 
-    The command is called with an `Invocation` and then its own parameters, under `guard`.
+    The decorated function calls the command with an `Invocation` and the command's own parameters.
+    `guard` turns exceptions into error lines.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -152,7 +153,7 @@ def with_settings(
         def declare(everything: bool = True) -> None:
             """Give the command its options, with those that plugins have declared so far.
 
-            everything: whether the help shows all options, or only the common ones.
+            everything: True if the help shows all options; False for the common ones.
             """
             hints = get_type_hints(command)
             mine = {each.name: (hints[each.name], each.default) for each in own}
@@ -166,7 +167,7 @@ def with_settings(
             ]
             names = [each.name for each in parameters]
             for name in names:
-                if names.count(name) > 1:  # a plugin's option has the name of another option
+                if names.count(name) > 1:  # a plugin has declared an option that exists already
                     owners = ", ".join(row.place for row in rows_with_option(name))
                     raise InputError(
                         f"{owners}: {flag_of(name)} is a command-line option already; rename it"
@@ -184,11 +185,11 @@ def with_settings(
 def _settings_options(
     only: Collection[str] | None, everything: bool, under: Collection[str]
 ) -> _Typed:
-    """Return the options of settings, and the options of the rows declared under each setting.
+    """Return the options of settings, and the options of the declared values of each setting.
 
-    For example, each strategy declared under `search` may have options of its own.
-    only, under: see `with_settings`. everything: whether the help shows all options. Options that
-    plugins declare are always shown.
+    For example, each strategy, a declared value of `search`, may have options of its own.
+    only, under: the same as of `with_settings`. everything: True if the help shows all options;
+    options that plugins declare are always shown.
     """
     options: dict[str, tuple[Any, Any]] = {}
     for section, fields in section_fields().items():
@@ -214,10 +215,10 @@ def _of_field(
 ) -> tuple[Any, Any]:
     """Return the type and the option of a field: a setting, or a declared option."""
     flag, metavar = flag_of(name), option_extra(field, "metavar")
-    # If the field has its own parser, the command line passes the value on as a string.
+    # If the field has a parser, leave the value of the option as a string.
     parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
     kind = str if parsed else _plain_type(field.annotation)
-    # A boolean has two flags, so that the command line can also switch off what a recipe sets.
+    # A boolean has two flags, so that the command line can override a recipe in both directions.
     flag = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
     metavar = metavar or ("CHOICE" if _choices(field) else None)
     made = option(None, help_text, metavar, flag, rich_help_panel=panel, hidden=hidden)
@@ -227,11 +228,11 @@ def _of_field(
 def _declared_field(name: str, rows: Sequence[TableRow]) -> tuple[FieldInfo, str]:
     """Return the field of an option that one or several rows declare, and its help text.
 
-    Rows are strategies or other declarations. The help text names the rows before each meaning, as
-    in `dynamic, particles: Temperature ...`.
+    Rows are strategies or other declarations. The help text has each meaning after the names of its
+    rows, such as `dynamic, particles: Temperature ...`.
 
     Raises:
-        InputError: if rows declare the option with different types.
+        InputError: if two rows declare the option with different types.
     """
     first, owners = rows[0].options[name], dict[str, list[str]]()
     for row in rows:
@@ -267,17 +268,17 @@ def _choices(field: FieldInfo) -> str:
 
 
 def _declared(name: str) -> str:
-    """Return a sentence with the names of the declared rows that a setting can name; or "".
+    """Return a help sentence with the declared values of the setting `name`; "" if it has none.
 
     Strategies are left out, since `--search list` shows them.
     """
     names = [] if name == "search" else [row.name for row in rows_for_flag(flag_of(name))]
-    # "Or one": a verifier may also be built in, and built-in verifiers are not declared rows.
+    # "Or one", because a verifier may also be built in, and those are not declared.
     return f" {'Or one' if name == 'verifier' else 'One'} of {', '.join(names)}." if names else ""
 
 
 def _shown(default: Any) -> str:
-    """Return a setting's default as rich markup, since the option's own default is None."""
+    """Return a setting's default as rich markup for its help text."""
     if default is None or default is False or default in ((), {}):
         return ""
     text = repr(default) if isinstance(default, str) and "\n" in default else str(default)
@@ -303,7 +304,7 @@ def _print_strategies() -> None:
 
 
 def meant_by(flag: str, offered: Collection[str]) -> str:
-    """Return a hint on what an unknown option may have meant; "" if nothing is similar.
+    """Return a hint with the options that are most similar to an unknown one; "" if none is.
 
     Options with the same words are preferred to options with similar letters.
     offered: the flags that the command has.
@@ -331,7 +332,7 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
 
 
 def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
-    """Parse a number or auto; None for auto or no text. Raises InputError if below `least`."""
+    """Parse a number or "auto"; return None for "auto" or None. Raises InputError below `least`."""
     if text in (None, "auto"):
         return None
     if not text.isdecimal() or int(text) < least:
@@ -340,9 +341,9 @@ def number_or_auto(flag: str, text: str | None, least: int = 0) -> int | None:
 
 
 def _find_cluster(asked: Mapping[str, Any]) -> Cluster | None:
-    """Return the cluster that --ray, --replicas and --replica-cores ask for.
+    """Return the cluster that --ray, --replicas and --replica-cores request.
 
-    None means that the engine runs in this process.
+    None means that one engine runs in this process.
     """
     if not any(asked.get(name) for name in _ENGINES):
         return None

@@ -22,7 +22,7 @@ from beamwright.errors import BeamwrightError, InputError
 from beamwright.io import nonfinite_as_null
 
 INTERRUPTED = 130
-LONGEST_LINE = 2000  # characters
+LONGEST_LINE = 2000  # maximum number of characters of an error line
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def add_row(table: Table, *cells: str) -> None:
 
 
 def figures_table(first: str, figures: Sequence[str], title: str = "") -> Table:
-    """Return a table without a frame for names and their figures, which are aligned to the right.
+    """Return an empty table without a frame, for names and right-aligned figures.
 
     first: the heading of the column of names. figures: the headings of the other columns.
     """
@@ -74,7 +74,7 @@ def figures_table(first: str, figures: Sequence[str], title: str = "") -> Table:
 
 
 def short_number(number: float) -> str:
-    """Return `number` with about three digits, which is as exact as an estimate is."""
+    """Return `number` as text with about three digits, enough for an estimate."""
     if number >= 100:
         return f"{number:,.0f}"
     if number >= 1:
@@ -89,7 +89,7 @@ def complain(line: str) -> None:
 
 @contextmanager
 def guard(debug: bool) -> Iterator[None]:
-    """End the command with an error line and an exit code if its body raises an exception.
+    """End the process with an error line and an exit code if the `with` block raises.
 
     The exit code is 2 for bad input, 1 for other failures and 130 for Ctrl-C.
     """
@@ -97,8 +97,8 @@ def guard(debug: bool) -> Iterator[None]:
         yield
     except typer.Exit:
         raise
-    except BrokenPipeError as error:  # the reader of our output has closed its end: say nothing
-        # Without this the interpreter reports an error when it flushes standard output at exit.
+    except BrokenPipeError as error:  # the reader of standard output has closed the pipe
+        # Drop the stream: flushing it at exit would print another error.
         sys.stdout = None
         raise typer.Exit(1) from error
     except (KeyboardInterrupt, Exception) as error:
@@ -107,7 +107,7 @@ def guard(debug: bool) -> Iterator[None]:
             line, code = "interrupted", INTERRUPTED
         elif isinstance(error, BeamwrightError):
             line, code = f"error: {error}", error.exit_code
-        # Errors of the user's files are InputErrors already; this one may be a full disk.
+        # Problems with the user's files raise InputError. Other OSErrors are, say, a full disk.
         elif isinstance(error, OSError):
             where = str(error.filename or "standard output")
             line = f"error: {where:.500}: {error.strerror or error!s:.500}"
@@ -119,19 +119,19 @@ def guard(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exception(error, file=sys.stderr)
         complain(line)
-        # `from None`: with a StopIteration as its cause, `contextmanager` would take this exception
-        # for the generator's own end.
+        # `from None`, because `contextmanager` misreads an exception whose cause is a
+        # StopIteration.
         raise typer.Exit(code) from None
 
 
 @contextmanager
 def first_import(module: str) -> Iterator[None]:
-    """Switch Python's garbage collector off while the caller's block imports a module.
+    """Switch Python's garbage collector off while the caller's block imports `module`.
 
     The import creates some hundred thousand objects that live to the end of the process, and
     collecting garbage among them takes a sixth of the import's time. The objects are also excluded
-    from later collections (`gc.freeze`). Nothing changes if the module is loaded already. Only the
-    command line does this, because it owns its process; a library must not.
+    from later collections (`gc.freeze`). If the module is loaded already, the collector stays on.
+    Only the command line does this, because it owns the process; a library must not.
     """
     if module in sys.modules or not gc.isenabled():
         yield
@@ -146,7 +146,7 @@ def first_import(module: str) -> Iterator[None]:
 
 @contextmanager
 def needs_extra(command: str, extra: str = "serve") -> Iterator[None]:
-    """Guard the imports of packages that only an extra of this package installs.
+    """Name the missing extra if an import in the `with` block fails.
 
     Raises:
         InputError: if a package is missing; the message names the extra to install.

@@ -1,7 +1,7 @@
 """`beamwright report` and `beamwright view`: web pages from the files of other commands.
 
 `report` writes one page about evaluations, and each chart as a PNG file. `view` shows saved
-searches on the same page on which `serve` shows running ones.
+searches on the page on which `serve` shows running searches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def report(
         check_writable(page)
         runs = [run for folder in folders for run in find_runs(folder)]
         pngs, missing = write_report(runs, page, title, png=png)
-        if missing is not None:  # no PNG files were written; the page itself is complete
+        if missing is not None:  # a package is missing for PNG files; the page is complete
             complain(missing)
         if as_json:
             named = [{"name": run.name, **run.summary} for run in runs]
@@ -80,7 +80,7 @@ def view(
             from beamwright.serve.server import bind, run_app
         runs = with_unique_ids([run for path in paths for run in read_runs(path)])
         feed = Feed(most=float("inf"), most_bytes=float("inf"))
-        for run in reversed(runs):  # the page lists the run that was added last first
+        for run in reversed(runs):  # the page lists runs in reverse order of adding
             feed.add(run)
         app = FastAPI(openapi_url=None)
         app.include_router(feed_routes(feed, None))

@@ -1,7 +1,7 @@
 """`beamwright plan`: estimates a search's memory and time on a device without loading a model.
 
-All figures include the generator and the verifier. Decoding and scoring are assumed to alternate,
-not to overlap.
+All figures include the generator and the verifier. The estimate assumes that decoding and scoring
+alternate.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from beamwright.solver.memory import MemoryPlan
 
 _DEFAULT_STEP_TOKENS = 32
-_DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
+_DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, which has prompts of 128 tokens
 _RESIDENT = "in-gpu/tree"
 _SMALLER = (
     ("weights", "int8"), ("weights", "int4"), ("verifier_weights", "int8"),
@@ -112,8 +112,8 @@ def _report(
     if resident.fits:
         most, advice = max(most, workload.num_beams), "your settings fit as they are"
     else:
-        # `resident` was sampled for exactly this number of beams. `max_beams_in_gpu` extrapolates
-        # from moderate numbers of beams. If they disagree, `resident` wins.
+        # `resident` was sampled for exactly this number of beams, but `max_beams_in_gpu` is an
+        # extrapolation from fewer beams. If both disagree, trust `resident`.
         most = min(most, workload.num_beams - workload.width)
         has_tier = estimates["locality/tree"].time_s is not None
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
@@ -146,9 +146,9 @@ def _report(
 
 
 def _budgets(settings: Settings, models: Models) -> tuple[int, MemoryPlan, Scorer | None]:
-    """Return the memory limit, the KV budgets, and the verifier with its KV; None without one.
+    """Return the memory limit, the KV budgets, and the verifier with its KV budget.
 
-    With several parallel verifiers, each has an equal part of the verifiers' KV.
+    The last value is None without a verifier. Parallel verifiers share their KV equally.
     """
     limit, budgets = split_memory(settings, models)
     if models.verifier is None:
@@ -165,7 +165,7 @@ def _sparse(
     budget: int,
     scorer: Scorer | None,
 ) -> SparseChoice:
-    """Return the method that `--sparse auto` would choose, with its reason."""
+    """Return the method that `--sparse auto` would choose, and the reason for this choice."""
     costs, shape = models.generator.costs, models.generator.sizes.shape
     if shape.groups or shape.states or settings.model.kv_dtype != "auto":
         return SparseChoice(
@@ -207,7 +207,7 @@ def _advice(
     """Return advice on how to fit all beams, the cheapest change first.
 
     Smaller weights are tried first, then fewer beams or host memory are proposed.
-    most: number of beams that fit now. has_tier: whether host memory can hold the rest.
+    most: number of beams that fit. has_tier: True if host memory can hold the other beams' KV.
     """
     for name, value in _SMALLER:
         changed = settings.model.model_copy(update={name: value})
@@ -215,7 +215,7 @@ def _advice(
         try:
             models = read_models(smaller, machine)
             _, budgets, scorer = _budgets(smaller, models)
-        except InputError:  # the weights are still too large, or there is no verifier
+        except InputError:  # even smaller weights are too large, or there is no verifier
             continue
         costs, budget = models.generator.costs, budgets.generator_kv_bytes
         beams = max_beams_in_gpu(workload, costs, budget, scorer)
@@ -236,9 +236,9 @@ def _memory_report(
 ) -> dict[str, Any]:
     """Return the memory that a search with all KV on the device needs, and the limit, in bytes.
 
-    Searches differ in their trees, so the need has a least and a largest value. Attention's working
-    copies are included unless --kv-memory sets the KV budget itself. `least_kv_bytes` is the KV
-    that holds any one path of this search; with less, the search may be refused.
+    Trees differ, so the need has a minimum and a maximum. Attention's working copies are included
+    unless --kv-memory sets the KV budget. The value `least_kv_bytes` is the KV memory that holds
+    any single path of this search; with less, the search may be refused.
     """
     from beamwright.solver.memory import least_kv_bytes, memory_needed, weights_and_activations
 
@@ -292,7 +292,7 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
 
 
 def _total(report: Mapping[str, Any]) -> str:
-    """Return one line that compares the memory needed with the limit and says what follows."""
+    """Return one line that compares the memory needed with the limit, and says whether it fits."""
     memory, schedules = report["memory"], report["schedules"]
     least, most, limit = (_gib(memory[f"{name}_bytes"]) for name in ("least", "needed", "limit"))
     if report["fits"]:

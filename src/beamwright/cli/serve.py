@@ -113,8 +113,8 @@ def serve(
 def _called(model: ModelSettings, solver: Solver | ClusterSolver) -> str:
     """Return the default name of the served model.
 
-    `hf:ORG/NAME@REVISION` and a folder NAME are called NAME. A model on a remote server keeps the
-    name that it has on that server.
+    `hf:ORG/NAME@REVISION` and a folder NAME are called NAME. A model on a remote server keeps its
+    name on that server.
     """
     if (remote := solver.remote) is not None:
         return str(model.model.partition("#")[2] or remote.name).removesuffix(":plain")
@@ -147,9 +147,9 @@ def _read_keys(file: Path | None) -> list[str]:
 
 
 def share_of_a_key(requests: int, keys: list[str]) -> int:
-    """Return how many of `requests` one API key may use at a time.
+    """Return the number of concurrent `requests` that one API key may have.
 
-    With several keys it is half of them, so that one key cannot use up all places.
+    With several keys the number is half of `requests`, so that no key can use up all of them.
     """
     return max(1, requests // 2) if len(set(keys)) > 1 else requests
 

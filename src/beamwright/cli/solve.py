@@ -93,7 +93,7 @@ def solve(
             solution, stopped = _search(solver, asked, resume, on_round, checkpoint)
     if solution is not None:
         print_solution(solution, console, stopped, as_json=invocation.as_json)
-        try:  # after the answer was printed, so that it is not lost if a file cannot be written
+        try:  # after printing, so that the answer is not lost if a file cannot be written
             with quiet_stdout():
                 _write_files(files, solution, timeline)
         except InputError as error:
@@ -111,11 +111,11 @@ def _search(
     on_round: RoundCallback | None,
     checkpoint: Path | None,
 ) -> tuple[Solution | None, BaseException | None]:
-    """Search, and return the solution and None.
+    """Run the search, and return its solution and None.
 
-    If an error stops the search, return the partial solution, or None, and the error.
-    asked: a problem, or the number of tokens of a synthetic prompt; None for the problem in the
-        checkpoint `resume`.
+    If an error stops the search, return the partial solution (None without one) and the error.
+    asked: a problem, or the number of tokens of a synthetic prompt; None to continue the checkpoint
+        `resume`.
     """
     try:
         if isinstance(asked, int):
@@ -131,7 +131,7 @@ def _search(
 
 
 def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
-    """Check the files before the slow loading of the models. Raises InputError."""
+    """Check the checkpoint files before models are loaded. Raises InputError for bad files."""
     if resume is not None and not resume.is_file():
         what = "not a regular file" if resume.exists() else "no such file"
         raise InputError(f"--resume {resume}: {what}")
@@ -147,7 +147,7 @@ def _problem_text(
     """Read the problem from the argument, a file or standard input; None for a synthetic prompt.
 
     Raises:
-        InputError: if not exactly one source is given, or the problem is empty.
+        InputError: unless exactly one source is given, or if the problem is empty.
     """
     if (problem, problem_file, prompt_tokens).count(None) != 2:
         raise InputError("give exactly one of PROBLEM, --problem-file and --prompt-tokens")
@@ -166,9 +166,9 @@ def _problem_text(
 def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Settings:
     """Return the settings with the default strategy and verifier filled in.
 
-    Prints a note if the default is a majority vote.
-    measures: whether the prompt is synthetic. Without a verifier, the scores are then
-        log-probabilities, so that the search still grows a tree.
+    Prints a note if the default strategy is a majority vote.
+    measures: True if the prompt is synthetic. If no verifier is given, log-probabilities then serve
+        as scores, so that the search grows a tree.
     """
     with quiet_stdout():
         if resume is not None:
@@ -189,9 +189,10 @@ def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Sett
 def watching(
     console: Console | None, title: str, status: Status, *, as_lines: bool
 ) -> Iterator[RoundCallback | None]:
-    """Yield the round callback that shows progress; None if nothing is shown.
+    """Yield the round callback that shows progress; None to show no progress.
 
-    With a console it draws the live tree, and with `as_lines` it prints lines on standard error.
+    With a console the callback draws the live tree. With `as_lines` it prints a line per round on
+    standard error.
     """
     if console is not None:
         with LiveTree(console, title, status) as tree:
@@ -204,10 +205,10 @@ def watching(
 def print_solution(
     solution: Solution, console: Console | None, stopped: BaseException | None, *, as_json: bool
 ) -> None:
-    """Print the answer, in a terminal together with its path, then warnings and costs.
+    """Print the answer (in a terminal also its path), then warnings and costs.
 
     If the search failed, print only a remark about the finished candidates on standard error; with
-    `as_json`, print the partial solution.
+    `as_json`, print the partial solution as well.
     """
     failed = isinstance(stopped, BeamwrightError)
     if as_json:

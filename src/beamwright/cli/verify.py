@@ -1,8 +1,8 @@
 """`beamwright verify`: repeats searches from their receipts and compares the trees.
 
-A receipt records the settings, the models and the tree hash of a search. This module reads the
-files that hold receipts. Options that do not change the tree, such as the memory and the schedule,
-may differ from the receipt. Models and all other settings are those of the receipt.
+A receipt records the settings, the models and the tree hash of a search. This module reads files
+with receipts. Options that do not change the tree, such as memory and schedule, may differ from the
+receipt. Models and all other settings are those of the receipt.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from beamwright.solver.solver import Solver
     from beamwright.tree import Problem, SearchTree
 
-# Scores are not part of the tree hash, and may differ this much (docs/concepts/sameness.md).
+# Maximum difference of equal scores, which the tree hash excludes (docs/concepts/sameness.md).
 _SCORE_TOLERANCE = 1e-4
-# Fields that a file may hold next to a receipt, to be compared; `solve --json` also has
+# Fields beside a receipt that are compared with the repeated search. `solve --json` also has
 # `candidates`.
 _SAID = ("problem", "seed", "answer", "text", "score", "stop", "rounds", "tree_hash")
 _OF_TREE = ("problem", "seed", "rounds", "tree_hash")
 _RECOMPUTED = "KV that was computed again"
 _SHOWN = 10  # digits of a tree hash in readable output
-# Options of `verify`: where the models are, and options that change only the time or the last bits
-# of scores.
+# Settings that `verify` takes as options: the place of the models, and settings that change only
+# the time or the last bits of scores.
 _OPTIONS = (
     *("model", "verifier", "chat_template", "template_args", "device", "attention", "sparse_home"),
     *(
@@ -65,9 +65,9 @@ _OPTIONS = (
 class Claim:
     """An answer with its receipt, as read from a file.
 
-    place: the file, and the place in it, for messages.
+    place: the file and the answer's place in the file, for messages.
     problem: the problem, or the number of tokens of a synthetic prompt.
-    said: what the file states about the answer, by the names in `_SAID` and `candidates`.
+    said: values in the file about the answer, by the names in `_SAID` and `candidates`.
     tree: the saved tree, if the file is a checkpoint.
     """
 
@@ -122,7 +122,7 @@ def verify(
             solver.most_submitted = together
             report = _Report(claims, skipped, invocation.given, solver)
             begun = deque((claim, _begin(solver, claim)) for claim in claims)
-            while begun:  # `popleft`, so that the memory of each compared tree is freed
+            while begun:  # `popleft` frees each tree once it has been compared
                 claim, solve = begun.popleft()
                 line = report.compare(claim, solve())
                 if not invocation.as_json:
@@ -141,10 +141,11 @@ def verify(
 def read_claims(run: Path, limit: int | None = None, problem: str | None = None) -> Iterator[Claim]:
     """Yield the answers with receipts in a file or folder.
 
-    limit, problem: for folders, the number of answers to read, and the id of the only problem.
+    limit: for a folder, maximum number of answers to read; None for all.
+    problem: for a folder, the id of the only problem to read; None for all problems.
 
     Raises:
-        InputError: if there is no receipt, or none of this problem; the message names the file.
+        InputError: if there is no receipt, or none of `problem`; the message names the file.
     """
     if run.is_dir() or run.suffix == ".jsonl":
         yield from _of_folder(run, limit, problem)
@@ -205,7 +206,7 @@ def _claim(
     read = read_receipt(receipt, place)
     several = said.get("candidates")
     stated = {name: said[name] for name in _SAID if name in said}
-    # The receipt's way to choose was removed, so the tree can be compared, but not the answer.
+    # If Beamwright no longer has the receipt's `--choose`, compare the tree but not the answer.
     if f"--choose {read.settings.get('choose')}" in removed_options():
         for name in ("choose", "compare_budget"):
             read.settings.pop(name, None)
@@ -218,7 +219,7 @@ def _claim(
 def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text of a chat completion, to be compared; {} if there is none.
 
-    A reply with tool calls is left out, since the calls were removed from its text.
+    For a reply with tool calls the result is {}, since calls are removed from a reply's text.
     """
     match reply:
         case {"choices": [{"message": {"content": str() as text, **rest}}, *_]}:
@@ -233,7 +234,7 @@ def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
     """Return the settings of one solver for all claims.
 
     Raises:
-        InputError: if the claims differ in a setting that a solver fixes, such as the models.
+        InputError: if claims differ in a setting of the whole solver, such as the models.
     """
     from beamwright.solver.options import SHARED
 
@@ -254,8 +255,8 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     for name, value in kept.items():
         if owners.get(name) not in (*DECISIVE_SECTIONS, "stop"):
             raise InputError(f"{claim.place}: unknown option {name!r:.80} in the receipt")
-        # For safety, a receipt from elsewhere must not choose what is downloaded, or which local
-        # file is read as a template: the user must name these.
+        # For safety, a receipt must not choose what is downloaded, or which local file is read as a
+        # template. The user must name these.
         fetched = name in ("model", "verifier") and "hf:" in str(value)
         if name not in given and (fetched or (name == "chat_template" and "{" not in str(value))):
             flag = f"{flag_of(name)} {value}"
@@ -265,7 +266,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
         code = plugin_code(settings)
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
-    if settings.model.runs_elsewhere:  # nor may it choose a server to which prompts are sent
+    if settings.model.runs_elsewhere:  # nor may a receipt choose a server that gets prompts
         elsewhere = f"a server draws the tokens of --model {settings.model.model}"
         raise InputError(f"{claim.place}: cannot be repeated ({elsewhere})")
     for name, named in CODE_KEYS.items():
@@ -313,12 +314,12 @@ def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
 
 @dataclass
 class _Report:
-    """The results of all comparisons so far.
+    """Compares answers with their repeated searches, and collects the results.
 
     skipped: one line for each answer that cannot be repeated.
     given: the options that the user set.
     equal: number of equal trees.
-    recomputed: whether any search recomputed dropped KV, which may change last bits.
+    recomputed: True if a search recomputed dropped KV, which may change last bits.
     parted: one entry for each tree that differs.
     differs: properties of machine and versions that differ, as [receipt's value, value here].
     """
@@ -391,7 +392,7 @@ class _Report:
 
     @property
     def exact(self) -> bool:
-        """True if all searches, those of the receipts and those here, were exact."""
+        """True if all searches were exact: those of the receipts, and the repeated ones."""
         return self.solver.exact and all(claim.receipt.exact for claim in self.claims)
 
     @property
@@ -400,8 +401,8 @@ class _Report:
         settings = self.solver.settings.model
         loose = settings.device.startswith("cuda") and not settings.deterministic
         also = {_RECOMPUTED: self.recomputed, "a GPU without --deterministic": loose}
-        # Trees were equal at every number of threads tried, but no self-test checks this. Name
-        # the threads as a possible cause only if a tree differs.
+        # Trees were equal at all numbers of threads that were tried, but no self-test checks this.
+        # Name another number of threads as a cause only if a tree differs.
         differs = [name for name in self.differs if name != "threads" or self.parted]
         others = [*differs, *(name for name, holds in also.items() if holds)]
         is_double = settings.dtype == "float64"
@@ -436,7 +437,7 @@ class _Report:
 def _same(was: Any, now: Any) -> bool:
     """Return True if two JSON values are equal, with `_SCORE_TOLERANCE` for floats.
 
-    Scores are the only floats, and their last digits may differ.
+    All floats in the compared values are scores, whose last digits may differ.
     """
     match was, now:
         case float(), float():

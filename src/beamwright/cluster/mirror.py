@@ -1,7 +1,7 @@
 """Mirror a search tree that grows in another process, by sending its changes after each round.
 
-The changes contain plain values. They have no KV handles, and no links to parents and children,
-because pickling would follow the links and recurse as deep as the tree.
+The messages contain plain values, without KV handles, and without links to parents and children,
+because pickling would follow such links and recurse as deep as the tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from beamwright.tree import Node, SearchTree
 # A lineage without the problem's id.
 Ordinals = tuple[str | int, ...]
 
-# Attributes of `Node` that are not sent, because the copy builds its own or needs none.
+# Attributes of `Node` that are not sent, because the receiver's copy rebuilds or never reads them.
 _LINKS = ("lineage", "parent", "root", "_replied_node", "children", "handles", "speculative")
 _FACTS = tuple(each.name for each in fields(Node) if each.name not in _LINKS)
 _OF_TREE = ("rounds", "done", "reason_fewer")
@@ -31,8 +31,8 @@ class StepDelta:
 
     ordinals: Ordinals
     attributes: Mapping[str, Any]  # changed attributes of `Node` with their new values, except text
-    # The new text: a number of leading characters of the parent's text, and the text after them.
-    # None: the text has not changed.
+    # The node's new text as (number of characters that it shares with the beginning of the parent's
+    # text, the rest). None: the text has not changed.
     text: tuple[int, str] | None
 
 
@@ -40,7 +40,7 @@ class StepDelta:
 class TreeUpdate:
     """The changes of a tree since the last message."""
 
-    fresh: bool  # True for the first message about a tree, also after a restart of the search
+    fresh: bool  # True in the first message about a tree, also after a restart of the search
     problem_id: str | int
     attributes: Mapping[str, Any]  # attributes of the `SearchTree`
     steps: tuple[StepDelta, ...]  # the changed nodes, parents first
@@ -52,8 +52,8 @@ class TreeUpdate:
 class TreeChanges:
     """Sender's side: collects what has changed in a search's tree since the last message.
 
-    It is used in the thread that grows the tree. The tree may be replaced by a new one, because a
-    search that did not fit in memory beside other searches is restarted.
+    Use it in the thread that grows the tree. A search that did not fit in memory beside other
+    searches is restarted with a new tree.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class TreeChanges:
     def collect(self, tree: SearchTree, report: RoundReport | None = None) -> TreeUpdate:
         """Return the changes of `tree` since the last call.
 
-        report: the report of a round; None at the end of the search. In a round, branches that are
-            already known as pruned are skipped.
+        report: the report of a round; None at the end of the search. In a round, branches that were
+            sent as pruned before are skipped.
         """
         fresh, self._tree = tree is not self._tree, tree
         steps = tree.collect_changes(self._node_change, whole=report is None)
@@ -91,10 +91,10 @@ class TreeChanges:
 
 
 class Mirror:
-    """Receiver's side: the copy of a tree that grows in another process.
+    """Receiver's side: builds a copy of a tree that grows in another process.
 
-    If a search restarts on another replica, the copy uses the same node objects again. A callback
-    that tracks nodes by identity therefore sees no node twice.
+    If a search restarts on another replica, the copy keeps its node objects. A callback that tracks
+    nodes by identity therefore sees no node twice.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Mirror:
             setattr(self.tree, name, value)
 
     def report(self, news: TreeUpdate) -> RoundReport:
-        """Return a round's report, for callbacks, with nodes of the copy. Call `apply` first."""
+        """Return a round's report with nodes of the copy, for callbacks. Call `apply` first."""
         report_fields = dict(news.report)
         for name in _REPORTED:
             report_fields[name] = tuple(self._nodes[ordinals] for ordinals in report_fields[name])
@@ -134,7 +134,7 @@ class Mirror:
     def _add_node(self, problem_id: str | int, step: StepDelta) -> Node:
         """Add the node of `step` to the copy, and return it.
 
-        A node object from before a restart is used again.
+        If the node existed before a restart, its object is kept.
         """
         ordinals, written = step.ordinals, step.attributes
         if not ordinals:

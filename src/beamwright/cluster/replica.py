@@ -28,8 +28,8 @@ from beamwright.tree import SearchTree
 # Number of consecutive searches with a bug after which the replica counts as broken.
 MOST_BUGS = 3
 
-# Seconds without a call of `heartbeat` after which a replica ends its application: a killed server
-# cannot end its replicas itself.
+# Seconds without a call of `heartbeat` after which a replica ends the Ray Serve application, since
+# a server that was killed cannot end its replicas.
 ABANDONED_S = 120.0
 
 
@@ -40,9 +40,9 @@ class SearchMessage:
     usage: Usage  # memory and counts of the replica
     tree: TreeUpdate | None = None  # changes of the tree since the last message, if requested
     ended: bool = False
-    # The solution without its tree. Together with an error: the best solution until then.
+    # The solution without its tree. If `error` is set, too: the best solution before the error.
     solution: Solution | None = None
-    error: BeamwrightError | None = None  # see `picklable_error`
+    error: BeamwrightError | None = None  # the error that ended the search (`picklable_error`)
     bug: str | None = None  # class and message of an error that is not a `BeamwrightError`
 
 
@@ -51,8 +51,8 @@ class Replica:
 
     plugins: files with declarations that the settings may name.
     name: returns the name of this replica in Ray.
-    abandoned: called after `ABANDONED_S` without a call of `heartbeat`, from the first call on.
-    in_flight: limit on the problems in flight; None: as many as keep the engine busy.
+    abandoned: called if `ABANDONED_S` seconds pass after a call of `heartbeat` without another.
+    in_flight: maximum number of problems in flight; None: as many as keep the engine busy.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Replica:
         return Heartbeat(self._name(), os.getpid(), self._solver.exact, self._solver.usage())
 
     async def check_health(self) -> None:
-        """Check that not all searches fail, as they do after the device is lost.
+        """Raise if all recent searches had bugs, as they have after a fault of the device.
 
-        Ray calls this, and replaces the replica if it raises.
+        Ray calls this method, and replaces the replica if the call raises.
 
         Raises:
             RuntimeError: after `MOST_BUGS` consecutive searches with a bug.
@@ -92,8 +92,8 @@ class Replica:
     async def search(self, given: SearchRequest) -> AsyncIterator[str | SearchMessage]:
         """Run a search concurrently with others, and stream messages about it.
 
-        Yields the name of this replica first, and then messages; the last one has the outcome.
-        Closing the stream cancels the search.
+        The stream begins with the name of this replica. The last message has the outcome. Closing
+        the stream cancels the search.
         """
         yield self._name()
         loop, heard = asyncio.get_running_loop(), asyncio.Queue[SearchMessage]()
@@ -134,7 +134,7 @@ class Replica:
             handle.cancel()
 
     async def cancel(self, search: str) -> None:
-        """Cancel the search with this id, which then ends with its best solution so far."""
+        """Cancel the search with the id `search`, which ends with its best solution so far."""
         handle = self._handles.get(search)
         if handle is not None:
             handle.cancel()

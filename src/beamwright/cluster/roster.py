@@ -1,4 +1,4 @@
-"""Roster: which replicas are alive, what they use, and how loaded they are.
+"""Roster: which replicas are alive, their memory and counts, and their loads.
 
 The load of a replica is the sum of n over its searches. A new search goes to the replica with the
 smallest load. This module imports neither Ray nor torch.
@@ -17,20 +17,20 @@ from typing import Any, Literal
 
 from beamwright.counters import Usage
 
-# What a replica sends of the tree, in addition to the solution: "rounds": the changes after each
-# round. "tree": the whole tree at the end. "nothing": no tree.
+# What a replica sends of the tree, apart from the solution: "rounds": the changes after each round;
+# "tree": the whole tree at the end; "nothing": no tree.
 SentTree = Literal["rounds", "tree", "nothing"]
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A replica's regular report that it is alive, with its memory and counts."""
+    """A replica's report that it is alive, with its memory and counts, sent every few seconds."""
 
     name: str
     process: int  # process id on the replica's machine
     exact: bool  # `Solver.exact` of the replica
     usage: Usage
-    candidates: int = 0  # candidates of the replica's searches; filled in by the roster
+    candidates: int = 0  # the replica's load: sum of n over its searches; set by the roster
 
 
 @dataclass(eq=False)
@@ -42,10 +42,10 @@ class SearchRequest:
     problem_id: str | int
     options: dict[str, Any]
     n: int
-    # The sender's roster, for the router in the sender's process. It is not sent to the replica.
+    # The sender's roster, which the router in the sender's process reads. Not sent to the replica.
     roster: Roster | None = field(default=None, repr=False)
     tells: SentTree = "rounds"
-    replica: str | None = None  # name of the replica that runs it; None while it waits for one
+    replica: str | None = None  # name of the replica that runs the search; None while it waits
     paths: Any = None  # paths to score; None for a search
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,9 +54,9 @@ class SearchRequest:
 
 
 class Roster:
-    """Table of the live replicas and of the searches in flight. Any thread may call it.
+    """Table of the live replicas and of the searches in flight. Any thread may use it.
 
-    The counts of dead replicas are kept, so totals never shrink.
+    The counts of dead replicas are kept, so that totals never shrink.
 
     wanted: the number of replicas that should run.
     deaths: the number of replicas that have died.
@@ -78,7 +78,7 @@ class Roster:
         return time.monotonic() - self._heard_s
 
     def update(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Replace the live replicas by those that sent `heartbeats`; the others count as dead."""
+        """Set the live replicas to those that sent `heartbeats`, and count the others as dead."""
         there = {heartbeat.name: heartbeat for heartbeat in heartbeats}
         for name in self._alive.keys() - there.keys():
             self.mark_dead(name)
@@ -124,7 +124,7 @@ class Roster:
         return sorted(names, key=lambda name: (loads[name], name))
 
     def add(self, given: SearchRequest) -> None:
-        """Add a search that waits for a replica; also after its replica has died."""
+        """Add a search that waits for a replica: a new one, or one whose replica has died."""
         with self._lock:
             self._given[given.id] = given
             given.replica = None

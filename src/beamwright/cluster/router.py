@@ -1,7 +1,7 @@
-"""Router for Ray Serve: it sends each search to the replica with the fewest candidates.
+"""Router for Ray Serve that sends each search to the replica with the smallest load.
 
-Ray creates the router in the calling process, and passes it the arguments of a call before they are
-pickled. The router can therefore read the caller's roster, which is a field of the search.
+Ray creates the router in the calling process, and passes the arguments of a call to the router
+before pickling them. The router can therefore read the caller's roster, a field of the search.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class LeastLoadedRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """Return one group per replica, the smallest load first.
 
-        The search is assigned to the first replica at once, because further searches may be routed
-        before it arrives there.
+        The roster assigns the search to the first replica at once, because further searches may be
+        routed before this search arrives at the replica.
         """
         match None if pending_request is None else pending_request.args:
             case [SearchRequest(roster=roster) as given] if roster is not None:

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from beamwright.cluster.roster import SearchRequest
     from beamwright.config import Settings
 
-# Ray's limit on the concurrent searches of a replica. It is never reached, because the queue is in
-# the engine.
+# Ray's limit on the concurrent searches of a replica, too high to be reached: the engine of the
+# replica queues searches itself.
 _MOST_SEARCHES = 100_000
 _HEALTH_S = 2.0  # seconds between two health checks of a replica
 _STARTS = 2  # attempts to start each replica
-_ANSWER_S = 5.0  # timeout in seconds of a call, and of a connection to the cluster
+_ANSWER_S = 5.0  # timeout in seconds of a call of all replicas, and of connecting to the cluster
 _END_S = 10.0  # timeout in seconds for the deletion of the application
 _ROUTER = "beamwright.cluster.router:LeastLoadedRouter"
-# Names of Ray's exceptions that mean that a replica has died.
+# Names of Ray's exception classes that show that a replica has died.
 _DEATHS = (
     "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError", "NodeDiedError"
 )  # fmt: skip
@@ -39,7 +39,7 @@ _LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where to run replicas and how many: the options `--ray` and `--replicas`."""
+    """Place and number of replicas, as `--ray` and `--replicas` give them."""
 
     address: str | None = None  # address of a Ray cluster; None: processes on this machine
     # Number of replicas. None: one per GPU, or one per `cores` CPU cores for a model on CPUs.
@@ -49,12 +49,13 @@ class Cluster:
 
 
 class RayServing:
-    """The replicas of one solver: a Ray Serve application with one deployment.
+    """Starts, calls and ends the replicas of one solver: a Ray Serve application.
 
     wanted: the place and number of replicas.
-    in_flight: limit on the problems in flight of each replica; None: as many as keep it busy.
-    died: exception classes of a call whose replica has died. The replica's own code raises none of
-        them.
+    in_flight: maximum number of problems in flight on each replica; None: as many as keep its
+        engine busy.
+    died: exception classes that a call raises if its replica has died. A replica's own code never
+        raises these.
     """
 
     def __init__(self, wanted: Cluster, settings: Settings, in_flight: int | None = None) -> None:
@@ -71,8 +72,8 @@ class RayServing:
         """Start all replicas, wait until they are loaded, and return their number.
 
         Raises:
-            InputError: if no cluster answers at the address, if the replicas do not fit it, or if
-                the settings are not valid.
+            InputError: if no cluster answers at the address, if the cluster has too few devices, or
+                if the settings are not valid.
             BeamwrightError: if the replicas cannot be started for another reason.
         """
         from beamwright.cluster.replica import Replica  # noqa: PLC0415 - imports torch, slowly
@@ -100,23 +101,23 @@ class RayServing:
         try:
             serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             self._engines = serve.run(app, name=self._name, route_prefix=None)
-        except self._ray.exceptions.RayError as error:  # such as a node without Ray Serve
+        except self._ray.exceptions.RayError as error:  # for example, a node has no Ray Serve
             raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
         except RuntimeError as error:
             raise self._startup_error(error) from error
         return number
 
     def stop(self) -> None:
-        """End the replicas, and the connection to Ray if `start` has made it."""
+        """End the replicas, and close the connection to Ray if `start` has opened it."""
         if self._ray.is_initialized():
 
             def delete() -> None:
-                with suppress(Exception):  # the cluster, and the replicas with it, may have ended
+                with suppress(Exception):  # the whole cluster may have ended already
                     self._serve.delete(self._name)
 
             deleting = threading.Thread(target=delete, daemon=True)
             deleting.start()
-            deleting.join(_END_S)  # with a timeout, because a dead cluster never answers
+            deleting.join(_END_S)  # has a timeout, because a dead cluster never answers
         if self._begun:
             self._ray.shutdown()
 
@@ -133,7 +134,7 @@ class RayServing:
         """Call a method of all replicas, and return the results of the live replicas.
 
         Raises:
-            TimeoutError: if a replica does not answer in `_ANSWER_S` seconds.
+            TimeoutError: if a replica does not answer within `_ANSWER_S` seconds.
         """
         calls = self._engines.broadcast(method, *arguments)
         answers = await calls.results_async(timeout_s=_ANSWER_S, return_exceptions=True)
@@ -155,7 +156,7 @@ class RayServing:
                 configure_logging=False,
                 log_to_driver=False,
             )
-        except Exception as error:  # Ray raises its own classes, such as after a slow start
+        except Exception as error:  # Ray raises many classes, for example after a slow start
             wrong = isinstance(error, ConnectionError | ValueError)
             kind = InputError if wrong else UnavailableError
             raise kind(f"--ray {address or 'local'}: {last_line(error)}") from error
@@ -187,13 +188,13 @@ class RayServing:
 
 
 def replica_name() -> str:
-    """Return the name of the calling replica, the same as in Ray's routers."""
+    """Return the name of the replica that calls this, as Ray's routers know the replica."""
     name: str = _import_ray()[1].get_replica_context().replica_id.unique_id
     return name
 
 
 def end_application() -> None:
-    """End the application of the calling replica."""
+    """End the Ray Serve application to which the calling replica belongs."""
     serve = _import_ray()[1]
     serve.delete(serve.get_replica_context().app_name, _blocking=False)
 

@@ -1,8 +1,8 @@
 """ClusterSolver: a Solver that runs searches on several engines, for servers and evaluations.
 
 Ray runs the engines as replicas. A search goes to the replica with the smallest load. Callbacks get
-the same reports as in a single process. `solve_many` does not distribute its problems in advance:
-each replica gets only the problems in flight and one more, so a fast replica solves more of them.
+the same reports as in a single process. `solve_many` keeps on each replica only the problems in
+flight and one more, so that faster replicas solve more problems.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ from beamwright.solver.request import (
 from beamwright.solver.solution import Solution
 from beamwright.tree import Problem
 
-# A search fails after this many of its replicas have died, because it probably kills them.
+# Number of replicas that may die while they run a search. Then the search fails, because it
+# probably kills replicas.
 MOST_DEATHS = 3
 
-# Timeout in seconds of a cancelled search if its replica does not answer.
+# Seconds to wait for a replica's answer after its search was cancelled.
 CANCEL_S = 20.0
 
 # Grace period in seconds, after a search's deadline, for a replica to start the search.
@@ -61,23 +62,23 @@ Outcome = Solution | BaseException
 # Seconds between two checks of the replicas.
 HEARTBEAT_S = 2.0
 
-# Timeout of `solve_many` in seconds without a live replica; at least twice their loading time.
+# Seconds without a live replica after which `solve_many` fails, or twice a replica's loading time.
 _ABSENT_S = 60.0
 
-# Candidates per replica with decoupled exploration, whose passes have no usual number of rows.
+# Number of candidates to keep on each replica with decoupled exploration, whose batch has no usual
+# number of rows.
 _DECOUPLED_ROWS = 1024
 
-# Seconds between two checks of `solve_many` for live replicas.
+# Seconds between two checks by `solve_many` that a replica is alive.
 _WAIT_S = 1.0
 
 
 class RemoteSearch:
-    """A search on a replica, from its submission to its outcome.
+    """Runs one search on replicas, and keeps a mirror of its tree.
 
-    The replica sends the changes of each round, which are applied to a mirror of the tree. If the
-    replica dies, the search restarts on another one and grows the same tree. Rounds that were
-    reported before are not reported again. All code except the callback runs in the event loop of
-    the owner.
+    The replica sends the changes of each round. If the replica dies, the search restarts on another
+    replica and grows the same tree; rounds that were reported before are not reported again. All
+    code except the callback runs in the event loop of the owner.
 
     begun: True while a replica runs the search.
     """
@@ -118,7 +119,7 @@ class RemoteSearch:
         loop.call_later(CANCEL_S, self._task.cancel)
 
     async def _run(self) -> Outcome:
-        """Run the search, again on another replica if one dies, and return its outcome."""
+        """Run the search, again on another replica if its replica dies; return its outcome."""
         while True:
             self._owner.roster.add(self.given)
             try:
@@ -142,10 +143,10 @@ class RemoteSearch:
     async def _search(self) -> Outcome:
         """Run the search on one replica, and return its outcome.
 
-        Raises one of `serving.died` if the replica dies.
+        If the replica dies, raises one of the classes in `serving.died`.
         """
         stream, ends_s = self._owner.serving.search(self.given), self._ends_s
-        try:  # `ends_s` can be used here, because the event loop's clock is `time.monotonic`
+        try:  # `ends_s` is a time of `time.monotonic`, which is also the event loop's clock
             async with asyncio.timeout_at(None if ends_s is None else ends_s + _PLACE_S):
                 replica: str = await anext(stream)
             self.begun = True
@@ -166,7 +167,7 @@ class RemoteSearch:
         """Apply a message to the mirror, and report a new round to the callback.
 
         The next message waits until the callback has returned, so that the mirror does not change
-        while the callback reads it.
+        while the callback reads the mirror.
         """
         self._owner.roster.update_usage(self.given.replica, news.usage)
         if news.tree is None:
@@ -187,7 +188,7 @@ class RemoteSearch:
         if solution is not None and ended.tree is not None:
             solution = replace(solution, tree=self._mirror.tree)
         error = ended.error
-        if error is None and self.cancelled:  # the search ended before the replica was told
+        if error is None and self.cancelled:  # the search ended before the cancellation arrived
             error = Cancelled()
         if error is not None:
             error.partial = solution
@@ -197,12 +198,12 @@ class RemoteSearch:
 
 
 class ClusterSolver:
-    """Solver that uses several engines. As a context manager, it ends its replicas at the exit.
+    """Solver that runs searches on replicas; leaving its context manager ends the replicas.
 
-    in_flight: limit on the problems in flight of each replica; None: as many as keep it busy.
+    in_flight: maximum number of problems on each replica; None: as many as keep its engine busy.
     serving: starts and calls the replicas; None: Ray Serve.
     roster: the live replicas and their loads.
-    callbacks: an executor with one thread, in which callbacks get their reports.
+    callbacks: executor with one thread, which calls the users' callbacks.
 
     Raises:
         InputError, BeamwrightError: the error that a Solver with these settings would raise, or an
@@ -268,7 +269,7 @@ class ClusterSolver:
     # --- interface of a Solver ---------------------------------------------------------------
 
     def prompt_tokens(self, problem: Problem) -> int:
-        """Return the number of tokens of a problem's prompt. Any thread may call it.
+        """Return the number of tokens of a problem's prompt. Any thread may call this.
 
         Raises:
             InputError: if the problem is not valid.
@@ -284,13 +285,13 @@ class ClusterSolver:
         tells: SentTree = "rounds",
         **options: Any,
     ) -> Handle:
-        """Submit a problem to a replica; see `Solver.submit`.
+        """Submit a problem to a replica; arguments and handle as of `Solver.submit`.
 
-        Errors in a request are raised at once. Errors that only a remote generator can detect
-        become the result of the handle, because only the replicas call the remote server.
+        An error that only a remote generator's server can detect becomes the result of the handle,
+        because replicas call the server. Other errors in a request are raised at once.
 
         on_round: called in a thread of this solver, with a mirror of the tree.
-        tells: see `SentTree`.
+        tells: what the replica sends of the tree: changes after each round, the whole, or nothing.
         """
         check_problem(problem, problem_id, on_round)
         options = {name: value for name, value in options.items() if value is not None}
@@ -311,9 +312,9 @@ class ClusterSolver:
         on_round: RoundCallback | None = None,
         **options: Unpack[ScoreOptions],
     ) -> Handle:
-        """Submit given paths to a replica that scores them; see `Solver.submit_score`.
+        """Submit given paths to a replica that scores them, as `Solver.submit_score` does.
 
-        Unlike there, an error of the verifier or tokenizer becomes the result of the handle.
+        Unlike with a Solver, an error of verifier or tokenizer becomes the result of the handle.
         """
         check_problem(problem, problem_id, on_round)
         named = dict[str, Any](options)
@@ -344,7 +345,7 @@ class ClusterSolver:
 
         Raises:
             BeamwrightError: for a bug in a replica.
-            UnavailableError: if no replica has been alive for `_ABSENT_S` or longer.
+            UnavailableError: if no replica was alive for `_ABSENT_S` s or twice its loading time.
         """
         waiting, going = deque(read_problems(problems)), dict[Future[Solution], Handle]()
         try:
@@ -387,7 +388,7 @@ class ClusterSolver:
     # --- in the event loop -------------------------------------------------------------------
 
     def _most_in_flight(self) -> int:
-        """Return how many problems `solve_many` keeps in flight over all live replicas."""
+        """Return the number of problems that `solve_many` keeps on all live replicas together."""
         n, most = self.settings.search.n, self._in_flight
         if most is None:
             decoupled = self.settings.schedule.explore == "decoupled"
@@ -416,7 +417,7 @@ class ClusterSolver:
         """Update the roster every `HEARTBEAT_S` seconds until the task is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            with suppress(Exception):  # after a timeout the next turn tries again
+            with suppress(Exception):  # for example a timeout; the next iteration tries again
                 await self._update_roster()
 
     async def _cancel_all(self) -> None:
@@ -436,7 +437,7 @@ class ClusterSolver:
 def _load_tokenizer(settings: Settings) -> tuple[TextCodec | None, int, int]:
     """Return the tokenizer, context and vocabulary size of the generator, without its weights.
 
-    For a generator on a remote server they are None, 0 and 0.
+    If the generator is on a remote server, the result is None, 0 and 0.
     """
     model, spec = settings.model, settings.model.model
     if model.runs_elsewhere:

@@ -1,5 +1,4 @@
 """The HTML page that shows search trees: its events, its scripts, and runs saved as pages.
 
-This package knows trees and the answers in their texts. It knows no HTTP (`serve` shows the page
-live) and no models.
+This package reads search trees, and uses no HTTP and no models. `serve` shows the live page.
 """

@@ -1,10 +1,10 @@
-"""Trees as JSON events for the page, and runs of the page in files.
+"""Convert search trees to JSON events for the page, and read and write runs in files.
 
-A run is the list of events of one search: its beginning, each selected round, and its end. A live
-search appends events, a saved run is read from a file, and the page can export either. A step is
-sent as a whole once, and later as its lineage with the changed values. A page in a file (`--tree`)
-is the live page with the run inside, and loads nothing over the network. Text of a model is
-embedded as data only, never as markup.
+A run is the list of events of one search: its beginning, each decided round, and its end. A live
+search appends events, a saved run is read from a file, and the page can export both. A step is sent
+as a whole once, and later as its lineage with the changed values. A page in a file (`--tree`) is
+the live page with the run inside, and loads nothing over the network. A model's text is embedded as
+data, never as markup.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class StepEvent(TypedDict):
 
     lineage: child numbers from the prompt, joined by dots; "" is the prompt itself.
     text: the text of this step alone; None if it was not recorded.
-    tokens: the number of tokens of this step.
+    tokens: number of tokens of this step.
     answer, vote: for a final candidate, its answer, and a text that is the same for equal answers.
-    ahead: the number of its tokens that were decoded before selection opened the step.
+    ahead: number of tokens of this step that were decoded before selection opened the step.
     thought: True if the step is part of a thought.
-    kv: where its KV is: "device", "host" or "both"; None if it has none, or if this is unknown.
+    kv: where the step's KV is: "device", "host" or "both"; None if nowhere or unknown.
     """
 
     lineage: str
@@ -73,9 +73,9 @@ class Begin(TypedDict):
 
 
 class RoundEvent(TypedDict):
-    """Event: a round is selected.
+    """Event: a round is decided.
 
-    tokens: tokens of the whole tree.
+    tokens: number of tokens of the whole tree so far.
     elapsed_s: seconds since the search began; None if unknown.
     """
 
@@ -93,7 +93,7 @@ class End(TypedDict):
     """Last event: a search is over.
 
     chosen: the lineage of the candidate whose answer was chosen.
-    stats: figures by kind.
+    stats: the solution's statistics, such as `tokens` and `time`.
     warnings: reasons to doubt the answer, if any are known.
     """
 
@@ -123,7 +123,7 @@ def begin(run_id: str, about: Mapping[str, Any], started: float | None = None) -
 def end(state: EndState, **known: Any) -> End:
     """Return the last event of a run.
 
-    known: values of the event; all others stay empty.
+    known: values of the event; other values are None or empty.
     """
     blank: End = {
         "event": "end", "state": state, "nodes": [], "answer": None, "chosen": None,
@@ -136,9 +136,9 @@ def end(state: EndState, **known: Any) -> End:
 
 
 class PageTree:
-    """One tree with the values that the page already knows of its nodes.
+    """Finds what has changed in a tree since the last event for the page.
 
-    It reads the tree only in the thread that extends it.
+    Call its methods in the thread that extends the tree.
 
     places: returns where the KV of a node is; None if this is unknown.
     """
@@ -157,7 +157,7 @@ class PageTree:
         return tree.collect_changes(self._change)
 
     def last_changes(self, tree: SearchTree) -> list[StepEvent]:
-        """Return the last changes of an ended search, without places of KV: all KV is freed."""
+        """Return the last changes of an ended search, whose KV is freed."""
         self._places = None
         self._kv.clear()
         return self.changes(tree)
@@ -167,7 +167,7 @@ class PageTree:
         now = (node.state, node.score, node.step_score, node.stop, len(node.token_ids))
         before = self._known.get(node)
         if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
-            return None  # most nodes of a large tree are pruned
+            return None  # a pruned node, as most nodes of a large tree: skip the comparison
         kv = None if self._places is None else self._places(node)
         moved = self._kv.get(node) != kv
         if now == before and not moved:
@@ -218,10 +218,10 @@ def saved_run(
     elapsed_s: float | None = None,
     **known: Any,
 ) -> list[Event]:
-    """Return a whole run whose steps are known only in their final state.
+    """Return a whole run, made from the final state of its steps.
 
-    A saved tree tells in which round a step was opened, but not when its score or its pruning came.
-    Each round therefore shows its steps as they ended.
+    A saved tree tells in which round a step was opened, but not when it was scored or pruned. Each
+    round therefore shows the final state of its steps.
 
     known: values of the last event.
     """
@@ -259,12 +259,12 @@ _NAME = re.compile(r"[^\w.-]+")
 
 
 def page_part(name: str) -> str:
-    """Return the text of one file of the page."""
+    """Return the text of the file `name` of the page, such as a script."""
     return (_PARTS / name).read_text(encoding="ascii")
 
 
 def filled_page(head: str, scripts: str, *, title: str, problem: str = "", answer: str = "") -> str:
-    """Return the page as markup.
+    """Return the page's HTML template with its placeholders filled.
 
     head, scripts: markup.
     title, problem, answer: plain texts, which are escaped.
@@ -289,7 +289,7 @@ def write_tree_page(tree: SearchTree, chosen: Node | None, path: Path, title: st
 def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> str:
     """Return the page of a tree as ASCII text.
 
-    chosen: see `write_tree_page`.
+    chosen: the final candidate that was chosen; None if there is none.
     name: the name of the run.
     """
     problem = tree.root.problem_text
@@ -321,7 +321,7 @@ def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> s
 
 
 def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the first event. search: settings of the search, by option."""
+    """Return the values of a run's first event. search: settings of the search, by option."""
     same = {name: search.get(name) for name in ("model", "n", "width", "seed")}
     return {"problem": problem, "method": search.get("search"), **same}
 
@@ -330,10 +330,11 @@ def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_runs(path: Path) -> list[list[Event]]:
-    """Return the runs in a file or in the `trees` folders of an evaluation; ids are file names.
+    """Return the runs in a file or in the `trees` folders of an evaluation; a run's id is the name
+    of its file.
 
     Raises:
-        InputError: if there is no run, or if a file is damaged; the message names the file.
+        InputError: if no file has a run, or if a file is damaged; the message names the file.
     """
     if not path.is_dir():
         return [_read_file(path)]
@@ -360,7 +361,7 @@ def _read_file(path: Path) -> list[Event]:
     """Return the run in a tree page, an exported run or a checkpoint.
 
     Raises:
-        InputError: if the file is none of these, or is damaged.
+        InputError: if the file has another format or is damaged.
     """
     content = read_file(path)
     page = _PAGE_DATA.search(content)
@@ -376,8 +377,9 @@ def _read_file(path: Path) -> list[Event]:
     if kind == "beamwright checkpoint":
         from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
 
-        read, ended = read_checkpoint(path), saved.get(ENDED)  # see `CheckpointWriter.end`
-        ended = ended if isinstance(ended, dict) else {}  # empty if the search has not ended
+        # `CheckpointWriter.end` adds ENDED once the search has ended.
+        read, ended = read_checkpoint(path), saved.get(ENDED)
+        ended = ended if isinstance(ended, dict) else {}
         known = {name: ended.get(name) for name in ("answer", "chosen", "reason_fewer")}
         about = _about(read.tree.root.problem_text, read.settings)
         steps = PageTree().changes(read.tree)
@@ -406,10 +408,10 @@ def _exported_events(path: Path, saved: Mapping[str, Any], *, named: bool) -> li
 
 
 def _validated_events(path: Path, events: Any) -> list[Event]:
-    """Return the events as validated data.
+    """Validate the events of a file, and return them.
 
     Raises:
-        InputError: if they do not have the form of events.
+        InputError: if the data does not have the form of events.
     """
     try:
         return TypeAdapter(list[Event]).validate_python(events)

@@ -1,7 +1,7 @@
 """ServerClient: an HTTP client for one OpenAI-compatible server.
 
-It follows proxies and redirects and reads compressed replies. Replies are limited in bytes and
-seconds. Errors quote the server's message, without an API key or login that the server repeats.
+The client follows proxies and redirects and reads compressed replies. Replies are limited in bytes
+and seconds. Errors quote the server's message, with the API key and login removed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from httpx_sse import EventSource
 
 from beamwright.errors import InputError
 
-BROKEN = 500  # a status 500 after all retries counts as a fault of the request
-# Connect timeout, and how long an idle connection is kept: servers close it after five seconds.
+BROKEN = 500  # HTTP status that, after all retries, counts as caused by the request
+# Timeout of connecting, and seconds to keep an idle connection: servers close it after five.
 _CONNECT_S, _KEPT_S = 10.0, 2.0
 _ERROR_BYTES, _ERROR_CHARS, _SHOWN = 64 << 10, 1000, 200
 _JSON, _LOGIN = json.JSONDecoder(), re.compile(r"//[^/]*@")
@@ -33,9 +33,9 @@ _SSE = {"content-type": "text/event-stream; charset=utf-8-sig"}
 
 
 class RequestRefused(Exception):
-    """Error: the server refused the request.
+    """Error: the server refused the request, by its HTTP status or inside a reply.
 
-    status: the HTTP status, or the code of an error inside a reply.
+    status: the HTTP status, or the code of the error inside a reply.
     text: the server's message.
     retry_after_s: seconds until a retry is allowed.
     """
@@ -64,7 +64,8 @@ class ServerClient:
         host, shown = urlsplit(url).hostname, _LOGIN.sub("//", proxy or "")
         way = f"proxy {shown} of the environment; NO_PROXY={host} bypasses it"
         self._hint = f" (through the {way})" if proxy else ""
-        headers = {"Accept-Encoding": "identity"}  # a compressed reply's size is unknown
+        # Request uncompressed replies, because a compressed reply's size is unknown in advance.
+        headers = {"Accept-Encoding": "identity"}
         try:
             limits = httpx.Limits(keepalive_expiry=_KEPT_S)
             transport = httpx.AsyncHTTPTransport(proxy=proxy, limits=limits)
@@ -74,7 +75,7 @@ class ServerClient:
             base_url=f"{url}/",
             headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
             auth=httpx.BasicAuth(user, password) if login else None,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `stream` for replies
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # `stream` sets a reply's timeout
             transport=transport,
             follow_redirects=True,
         )
@@ -92,7 +93,7 @@ class ServerClient:
     async def fetch_json(
         self, method: str, path: str, most_s: float, most: int, body: Any = None
     ) -> Any:
-        """Send a request, and return the complete JSON reply; see `stream` for the parameters.
+        """Send a request, and return the complete JSON reply. Parameters as of `stream`.
 
         Raises what `stream` raises, and RequestRefused for an error inside the reply.
         """
@@ -107,12 +108,12 @@ class ServerClient:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request, and stream the bytes of the reply.
 
-        most_s, most: limits of the whole reply in seconds and in bytes.
+        most_s, most: limits on the whole reply, in seconds and in bytes.
 
         Raises:
             RequestRefused: if the server refuses the request.
-            TimeoutError: if the reply takes longer.
-            ValueError: if the reply is larger.
+            TimeoutError: if the reply takes longer than `most_s`.
+            ValueError: if the reply is larger than `most`.
         """
         asked = self.client.stream(method, path, json=body)
         async with asyncio.timeout(most_s), asked as response:
@@ -135,8 +136,8 @@ class ServerClient:
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
     """Yield the JSON objects of server-sent events; raises RequestRefused for an error event.
 
-    One event may hold several JSON values on lines of their own. A server that does not stream
-    sends a single JSON value without an event; it is yielded too.
+    An event may hold several JSON values, each on its own line. If a server replies with a single
+    JSON value instead of events, this value is yielded.
     """
     heard = list[bytes]()  # bytes received after the last event
 
@@ -162,7 +163,8 @@ async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str
 
 
 def _raise_on_error(value: Any) -> Any:
-    """Return a reply unchanged; raises RequestRefused if it holds an error, even with HTTP 200."""
+    """Return a reply unchanged; raises RequestRefused for an error inside it, as some servers
+    send with HTTP status 200."""
     if isinstance(value, dict):
         error = value if value.get("object") == "error" else value.get("error")
         choices = value.get("choices")
@@ -181,16 +183,16 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
     encoding, size = response.headers.get("content-encoding", "identity"), 0
     if encoding.lower() not in ("identity", "gzip", "deflate"):
         raise httpx.DecodingError(f"the reply is in {encoding}, which was not requested")
-    async for chunk in response.aiter_bytes():  # a compressed chunk is at most one socket read
+    async for chunk in response.aiter_bytes():  # decompresses at most one socket read at once
         size += len(chunk)
         if size > most:
             raise ValueError(f"the reply has more than {most:,} bytes")
         yield chunk
-    yield b"\n\n"  # ends the last event, in case the server did not
+    yield b"\n\n"  # end the last event, which a server may have left open
 
 
 def _retry_after_s(said: str) -> float:
-    """Return the seconds that a `Retry-After` header asks for; it holds seconds or a date."""
+    """Return the seconds until a retry from a `Retry-After` header, which has seconds or a date."""
     with suppress(ValueError):
         return float(said)
     with suppress(ValueError, TypeError):

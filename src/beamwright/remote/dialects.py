@@ -1,8 +1,9 @@
 """Build requests and parse replies: OpenAI's `/v1/completions`, and llama-server's own API.
 
 OpenAI's format leaves open whether a prompt may be token ids and whether sampled ids are returned.
-Above all, it does not tell a text that ended at a stop string from one that ended at the EOS token.
-vLLM, SGLang and Beamwright add a field for that. For llama-server its own API is used.
+Above all, its `finish_reason` is the same for a text that ended at a stop string and for one that
+ended at the EOS token. vLLM, SGLang and Beamwright add a field for that; llama-server's own API has
+one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from beamwright.sections import SamplingSettings
 Ended = Literal["stop", "eos", "length"]
 
 OPTIONAL = ("logprobs", "seed")  # fields to omit if a server refuses them
-STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's field, SGLang's field
-_MOST_COUNTED = 2**53  # larger numbers are inexact in JSON
-_MOST_STOPS = 4  # OpenAI's and vLLM's limit; others are found in the text
+# Fields with the stop string that ended a text: vLLM's and Beamwright's, and SGLang's.
+STOP_FIELDS = ("stop_reason", "matched_stop")
+_MOST_COUNTED = 2**53  # maximum count to accept; larger integers are inexact in JSON
+_MOST_STOPS = 4  # maximum number of stop strings in a request; others are found in the text
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class PromptRequest:
     """A request to sample `count` continuations of a prompt.
 
     text: returns the prompt with special tokens, for servers that take no token ids.
-    seed: the sampling seed; most servers give equal texts for equal seeds, but do not promise it.
+    seed: the sampling seed, with which most servers repeat a text, though none promises to.
     stops: stop strings; the returned text includes the one that ended it.
     """
 
@@ -62,11 +64,11 @@ class Continuation:
 class Reply:
     """The result of one request: its texts, possibly fewer than requested, or an error.
 
-    key: the request, as passed to `RemoteGenerator.send`.
+    key: the caller's key of the request, as passed to `RemoteGenerator.send`.
     written: the generated texts.
     prompt_tokens: prompt tokens that the server read; None if not reported.
-    cached_tokens: the part of them that was in the server's prefix cache; None if not reported.
-    tries: the number of requests sent, including retries.
+    cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
+    tries: number of requests sent, including retries.
     """
 
     key: Hashable
@@ -82,14 +84,14 @@ class Completions:
     """Dialect of OpenAI's `/v1/completions`, with what a server was found to support.
 
     path: the URL path.
-    token_bytes: the largest JSON size per generated token.
-    most: the largest number of texts per prompt; None for any.
+    token_bytes: maximum bytes of JSON in a reply per generated token.
+    most: maximum number of texts per request; None for no limit.
     token_ids: True if the server returns sampled token ids.
     streams: True if the server does not show which stop string ended a text. Texts are then
         streamed, and the stream is closed at the stop string.
     ids: True to send prompts as token ids instead of text.
-    extras: True to send fields beyond OpenAI's.
-    without: fields that the server refuses.
+    extras: True to send fields that OpenAI's format does not have.
+    without: names of fields to omit, because the server refuses them.
     """
 
     path: str = "completions"
@@ -102,9 +104,9 @@ class Completions:
     without: frozenset[str] = frozenset()
 
     def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
-        """Build the JSON body of a request, with only the fields in use.
+        """Build the JSON body of a request.
 
-        Servers may refuse unknown fields.
+        Fields without effect are omitted, because servers may refuse fields that they do not know.
 
         model: the model's name on the server.
         """
@@ -169,7 +171,7 @@ def choice_logprobs(choice: Mapping[str, Any]) -> tuple[float, ...]:
 def parse_finish_reason(reason: object) -> Ended:
     """Parse a `finish_reason`; raises ConnectionError for an unknown one, such as an abort.
 
-    "stop" counts as EOS; the caller looks for a stop string.
+    "stop" counts as EOS; the caller then looks for a stop string in the text.
     """
     word = str(reason).lower()
     if word == "length":
@@ -182,7 +184,8 @@ def parse_finish_reason(reason: object) -> Ended:
 # --- llama-server -------------------------------------------------------------------------------
 
 LLAMA = "llamacpp"  # `owned_by` of llama-server's models in `/v1/models`
-CROWDED = "Context size has been exceeded"  # also if all slots together fill a shared KV cache
+# llama-server's error if a prompt exceeds the context, or if all slots fill a shared KV cache.
+CROWDED = "Context size has been exceeded"
 _ENDS: dict[object, Ended] = {"word": "stop", "eos": "eos", "limit": "length"}
 _LLAMA_FIELDS = (
     "index", "content", "tokens", "stop_type", "stopping_word", "tokens_evaluated", "timings",
@@ -194,21 +197,22 @@ _LLAMA_FIELDS = (
 class LlamaServer:
     """Dialect of llama-server's own `/completion`, which has token ids and stop reasons.
 
-    Its OpenAI endpoint has neither. Unset sampling fields take chat defaults (top-k 40, top-p 0.95,
-    min-p 0.05, and the server's command line). So the request sets every field that changes
-    sampling, and lists only the samplers that Beamwright has, in Beamwright's order.
+    The server's OpenAI endpoint has neither. Sampling fields that a request omits have defaults for
+    chat (top-k 40, top-p 0.95, min-p 0.05, and the server's command line). A request therefore sets
+    every field that changes sampling, and lists only the samplers that Beamwright has, in
+    Beamwright's order.
 
-    The server does not report log-probabilities of a stop string's tokens, nor of a character's
-    tokens except the last. With `ignore_eos` it never samples the end token, where other servers
-    sample it and continue. Each text of a request takes one of the server's slots.
+    The server reports no log-probabilities of a stop string's tokens, and of a character's tokens
+    only that of the last one. With `ignore_eos` the server never samples the end token; other
+    servers sample it and continue. Each text of a request takes one of the server's slots.
 
-    The fields are those of `Completions`. context: tokens per slot; 0 if not reported.
+    Attributes are those of `Completions`, and context: tokens per slot; 0 if not reported.
     """
 
     path: str
     most: int
     context: int
-    token_bytes: int = 2048  # each token is reported twice, once byte by byte
+    token_bytes: int = 2048  # replies contain each token twice, once byte by byte
     token_ids: bool = True
     streams: bool = False
 
@@ -241,11 +245,11 @@ class LlamaServer:
 
     def parse_reply(self, key: Hashable, answer: Any, stops: Sequence[str]) -> Reply:
         """Parse a reply, as `Completions.parse_reply` does."""
-        del stops  # the reply names the stop string
+        del stops  # not needed, because the reply contains the stop string
         every = answer if isinstance(answer, list) else [answer]
         texts = sorted(every, key=lambda text: int(text["index"]))
         first = texts[0]
-        # `tokens_cached` would count the cache after the request.
+        # Read `cache_n`, since `tokens_cached` is the cache's size after the request.
         cached = find_count(first, "timings", "cache_n")
         read = find_count(first, "tokens_evaluated")
         return Reply(key, [_parse_llama_text(text) for text in texts], read, cached)

@@ -48,33 +48,34 @@ from beamwright.remote.dialects import (
 from beamwright.sections import ELSEWHERE, ModelSettings, SamplingSettings
 
 PLAIN_SUFFIX = ":plain"  # a Beamwright server's model with this suffix samples without a search
-MOST_TRIES = 8  # about a minute in all, enough for a server to restart
+MOST_TRIES = 8  # tries of a request take about a minute, in which a server can restart
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
-_REPLY_S, _TOKEN_S = 600.0, 1.0  # timeout of a reply with queueing, plus this per token
+_REPLY_S, _TOKEN_S = 600.0, 1.0  # timeout of a reply, including queueing, and addition per token
 _MODELS_S, _MODELS_BYTES = 30.0, 16 << 20
 _ALIVE_S = 5.0  # timeout of the liveness check, which asks for the list of models
 _MOST_HANGS = 2
-_REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # limits of a reply's JSON: base, per prompt token
-_EVENT_BYTES = 2048  # limit of one streamed event, which may hold a single token
+_REPLY_BYTES, _PROMPT_BYTES = 64 << 10, 16  # size limit of a reply, and addition per prompt token
+_EVENT_BYTES = 2048  # size limit of a streamed event, which may hold a single token
 _PROMPT = "The answer is"
-_OURS = (401, 402, 403, 404)  # wrong key or model: every request would fail
-_PASSING = (408, 409, 425, 429, 502, 503, 504)  # temporary: a retry may succeed
-_LOADING = (429, 503)  # the server may still be loading: wait at the start
-_MISUNDERSTOOD = (400, 404, 422, BROKEN)  # unsupported field; llama-cpp-python answers 500
+# HTTP statuses by their meaning:
+_OURS = (401, 402, 403, 404)  # the key or model is wrong, so every request would fail
+_PASSING = (408, 409, 425, 429, 502, 503, 504)  # temporary error: a retry may succeed
+_LOADING = (429, 503)  # at the start, the server may still be loading: wait
+_MISUNDERSTOOD = (400, 404, 422, BROKEN)  # unsupported field (500: llama-cpp-python)
 _SINGLE = (400, 422, 501)  # the server may not support n > 1: retry with one text
-_FORMS = ((True, True), (True, False), (False, True), (False, False))  # extras, ids
+_FORMS = ((True, True), (True, False), (False, True), (False, False))  # (extras, ids) to try
 
 
 class RemoteGenerator:
-    """A model on a server that generates any number of texts at a time. Use it from one thread.
+    """Client of a model on a server, with any number of requests in flight, for one thread.
 
-    The constructor connects to the server and detects which fields it supports.
+    The constructor connects to the server and detects which fields the server supports.
 
-    name: the model's name on the server; "" for its only model.
+    name: the model's name on the server; "" for the server's only model.
     codec: the model's tokenizer.
     key, login: the API key and user:password for the server.
-    context: the longest path in tokens; 0 if the server does not report it.
-    most: the largest number of texts per request; None for any.
+    context: maximum number of tokens of a path; 0 if the server does not report it.
+    most: maximum number of texts per request; None for no limit.
     token_ids: True if the server returns the sampled token ids.
 
     Raises:
@@ -117,7 +118,7 @@ class RemoteGenerator:
         """Connect to the server and model of `--model`, and load the model's tokenizer.
 
         Raises:
-            InputError: if there is no such model, or its tokenizer or context is unknown.
+            InputError: if the model is missing, or if its tokenizer or context is unknown.
         """
         spec = settings.model
         url, _, name = spec.removeprefix(ELSEWHERE).partition("#")
@@ -169,7 +170,7 @@ class RemoteGenerator:
             self._work = None
 
     def fault(self) -> str | None:
-        """Check that the server answers; return the error message, or None. Thread-safe."""
+        """Check that the server answers; return None, or the error as text. Thread-safe."""
         if self._work is None:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._get_info("models", _ALIVE_S), self._loop)
@@ -186,10 +187,10 @@ class RemoteGenerator:
                 self._http = ServerClient(self._url, self._key, self._login)
             except InputError as error:
                 raise InputError(f"{self._option}: {error}") from error
-            # A new loop, whatever loop factory the caller has set.
+            # Create asyncio's own event loop, even if the caller has set another loop factory.
             runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
             self._loop = runner.get_loop()
-            # Ends the thread when this object is garbage collected; it must not block.
+            # End the thread, without waiting, when this object is garbage collected.
             self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
             served = (runner, self._http.client)
             self._work = threading.Thread(target=_serve, args=served, name="remote", daemon=True)
@@ -235,14 +236,14 @@ class RemoteGenerator:
     def _classify_error(
         self, error: Exception, prompt: PromptRequest, answer: Any
     ) -> tuple[str, int, type[BeamwrightError]]:
-        """Return an error's message, how often to try in all, and the class to raise at the end.
+        """Return an error's message, the maximum number of tries, and the class to raise then.
 
         answer: the complete reply; None if none was received.
         """
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, RequestRefused):
             most = MOST_TRIES if error.status in (*_PASSING, BROKEN) else 1
-            # A lasting refusal that is not about key or model is caused by this request.
+            # A refusal that is not temporary and not about key or model is this request's fault.
             ours = error.status not in (*_PASSING, *_OURS)
             return str(error), most, InputError if ours else UnavailableError
         if isinstance(error, TimeoutError):
@@ -267,13 +268,13 @@ class RemoteGenerator:
                 for choice in event.get("choices") or ():
                     text += parse_text(choice.get("text") or "")
                     logprobs += choice_logprobs(choice)
-                    reason = choice.get("finish_reason")  # some say "" for none
+                    reason = choice.get("finish_reason")  # some servers send "" for none
                     ended = parse_finish_reason(reason) if reason else ended
                 stops = [text.find(s) + len(s) for s in prompt.stops if s in text]
                 if stops:
                     text, ended = text[: min(stops)], "stop"
                     break
-        if ended is None:  # the stream broke off, so the text is not a complete step
+        if ended is None:  # the stream broke off, so the text is incomplete
             raise ConnectionAbortedError("the stream broke off")
         return Continuation(text, None, tuple(logprobs), ended)
 
@@ -282,9 +283,9 @@ class RemoteGenerator:
     ) -> tuple[str, str, float, int, Any]:
         """Return the arguments of `ServerClient.stream` for a prompt, with timeout and size limit.
 
-        The limit includes the prompt, which some servers repeat with every text.
+        The size limit includes the prompt, which some servers repeat with every text.
 
-        per_token: the largest JSON bytes of one token.
+        per_token: maximum bytes of JSON per generated token.
         """
         per_text = prompt.max_tokens * per_token + len(prompt.token_ids) * _PROMPT_BYTES
         most, body = _REPLY_BYTES + prompt.count * per_text, self.dialect.body(self.name, prompt)
@@ -293,7 +294,7 @@ class RemoteGenerator:
     # --- detection of the server -------------------------------------------------------------
 
     async def _connect(self, wanted: str) -> None:
-        """Find the model; retry for about a minute while the server is loading it."""
+        """Find the model on the server; retry for about a minute while the server loads it."""
         for tries in count(1):
             try:
                 return await self._detect_server(wanted)
@@ -347,7 +348,7 @@ class RemoteGenerator:
     async def _try_llama_api(self) -> bool:
         """Use llama-server's own API; return False if the server reports no sampled tokens."""
         try:
-            # A server with several models loads this one for the request.
+            # A server of several models loads the model `name` for this request.
             props = await self._get_info(f"{self._root}/props?model={quote(self.name)}", _REPLY_S)
             self.dialect = dialect = LlamaServer.of(self._root, props)
             answer = await self._post(self._probe(()))
@@ -361,7 +362,7 @@ class RemoteGenerator:
         return True
 
     async def _probe_abilities(self, dialect: Completions) -> Completions:
-        """Probe a dialect; return it with what replies show, or raise RequestRefused."""
+        """Send sample requests in a dialect; return it with the abilities that replies show."""
         choice = await self._sample_probe(())
         text, token_ids = parse_text(choice["text"]), choice.get("token_ids")
         returns_ids = dialect.extras and token_ids is not None
@@ -373,13 +374,13 @@ class RemoteGenerator:
             choice = await self._sample_probe((stop,))
             named = stop in [choice.get(name) for name in STOP_FIELDS]
             shown = named or str(choice.get("text", "")).endswith(stop)
-        # If the server does not show the stop string, each text is streamed alone, cut at the stop
-        # and tokenised here.
+        # If replies do not show the stop string, each text is streamed by its own request, cut at
+        # the stop string and tokenised here.
         most = None if shown else 1
         return replace(dialect, most=most, token_ids=returns_ids and shown, streams=not shown)
 
     def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
-        """Check that the server's text equals its token ids decoded here; raises InputError."""
+        """Raise InputError unless `token_ids`, decoded here, give the server's text."""
         known = all(0 <= token < self.codec.vocab_size for token in token_ids)
         here = self.codec.decode(token_ids) if known else None
         if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
@@ -439,7 +440,7 @@ def _serve(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
 
 
 def _pause_s(tries: int, error: Exception) -> float:
-    """Return the seconds before the next try: doubling, and at least the server's Retry-After."""
+    """Return the seconds before the next try: doubled each time, at least `Retry-After`."""
     asked_s = getattr(error, "retry_after_s", 0.0)
     return min(max(_FIRST_WAIT_S * 2.0 ** (tries - 1), asked_s), _LONGEST_WAIT_S)
 

@@ -3,8 +3,8 @@
 Each step is one request whose prompt is the step's path, so the server's prefix cache is hit.
 Requests are sent in the schedule's order, and siblings share a request. Limits, stop reasons and
 thoughts follow the same code as local steps (`engine.endings`). Tokens after the end of a step are
-dropped. If a thinking budget ends a thought, the closing tokens are added here and become part of
-the next prompt.
+dropped. If a thinking budget ends a thought, this module adds the closing tokens, which become part
+of the next prompt.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from beamwright.tree import Node, StopReason
 if TYPE_CHECKING:
     from beamwright.remote.generator import RemoteGenerator
 
-_TAIL = 32  # last tokens of a prompt to search for an empty thought that the template closed
-# More unread prompt tokens than this mean that the server truncated the prompt. Fewer can come from
-# another tokenisation.
+# Number of tokens at the end of a prompt in which to find an empty thought of the chat template.
+_TAIL = 32
+# If the server read fewer prompt tokens than were sent, by at least this number and this share, it
+# has truncated the prompt. Smaller differences can come from another tokenisation.
 _FEWEST_CUT, _CUT_SHARE = 8, 0.1
-_WAIT_S = 0.05  # wait for replies this long before checking deadlines and cancellations
+_WAIT_S = 0.05  # seconds to wait for replies between checks of deadlines and cancellations
 
 
 class ServedSchedule(InGpuSchedule):
-    """Schedule for a remote server: depth-first order, so that similar prompts are adjacent."""
+    """Schedule for a remote server: depth-first order, so that adjacent prompts share prefixes."""
 
     name = "served"
 
@@ -61,9 +62,9 @@ class _PendingRequest:
 class RemoteSteps(StepWriter):
     """Step writer that sends steps to a remote server and turns the replies into events.
 
-    source: the connection to the server's model.
+    source: the client of the server's model.
     default: decoding settings for trees without their own.
-    max_batch: the largest number of steps in flight; None sends all, and the server queues them.
+    max_batch: maximum number of steps in flight; None: all, which the server then queues.
     """
 
     source: RemoteGenerator
@@ -78,7 +79,8 @@ class RemoteSteps(StepWriter):
         self._ends = StopFinder(self.codec)
         self._waiting: list[Node] = []
         self._running: dict[Node, _PendingRequest] = {}
-        self._alone = False  # True once the server returned fewer texts than requested
+        # True once the server has returned fewer texts than requested: request one text at a time.
+        self._alone = False
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -89,11 +91,11 @@ class RemoteSteps(StepWriter):
 
     @property
     def busy(self) -> bool:
-        """True if a step runs or waits."""
+        """True if a step is in flight or waits to be sent."""
         return bool(self._running or self._waiting)
 
     def set_decoding(self, root: Node, decoding: Decoding) -> None:
-        """Set the decoding settings of one tree, until its root is released.
+        """Set the decoding settings of the tree of `root`, until `root` is released.
 
         Raises:
             InputError: for `top_logprobs`, which servers return without ids, and for a thinking
@@ -113,7 +115,7 @@ class RemoteSteps(StepWriter):
         return ScheduleView(beams)
 
     def submit(self, plan: Plan) -> None:
-        """Replace the waiting steps by the plan's; requests in flight continue."""
+        """Replace the waiting steps by those of a new plan; requests in flight continue."""
         nodes = (node for group in plan.groups for node in group)
         self._waiting = [node for node in nodes if node not in self._running]
 
@@ -181,11 +183,11 @@ class RemoteSteps(StepWriter):
     def _siblings(self) -> list[Node]:
         """Return the first waiting node and its siblings of the same round, for one request.
 
-        The request's seed depends on no other step.
+        No other steps share the request, so its seed depends on these nodes only.
         """
         first = self._waiting[0]
         greedy = first.greedy or not self._decodings.of(first).sampling.temperature
-        if self._alone or greedy:  # servers refuse several greedy texts
+        if self._alone or greedy:  # servers refuse to generate several greedy texts
             return [first]
         kind = (first.parent, first.round, first.greedy)
         siblings = [n for n in self._waiting if (n.parent, n.round, n.greedy) == kind]
@@ -261,7 +263,7 @@ class RemoteSteps(StepWriter):
             step = row.decoding.step
             row.thought, row.limit_outside_thought = None, row_limit(node, step, self._context)
             row.first_limit = row_limit(node, step, self._context, thought=True)
-        if written.token_ids is None:  # tokenised here, it may be longer than on the server
+        if written.token_ids is None:  # a text tokenised here may be longer than on the server
             row.first_limit = RowLimit(max(len(ids), row.limit.tokens), row.limit.reason)
         for token in ids:
             closing = closing or self._ends.find_closing(row)
@@ -271,14 +273,15 @@ class RemoteSteps(StepWriter):
         drawn, closing = len(row.tokens), closing or self._ends.find_closing(row)
         node.usage["overrun"] += len(ids) - drawn
         if closing is not None and row.stop is None and node.start + drawn >= closing.at:
-            for token in closing.ids:  # the message may itself contain a stop
+            for token in closing.ids:  # the closing message may itself contain a stop string
                 add(token)
                 if row.stop is StopReason.THOUGHT_END or (row.stop and row.stop.ends_path):
                     break
         cut = limit.reason if self._marks is None else StopReason.STEP_LIMIT
         ended = {"eos": StopReason.EOS, "stop": StopReason.DELIMITER}
         row.stop = row.stop or ended.get(written.ended, cut)
-        # Without token ids the counts may differ, so a complete text keeps all log-probabilities.
+        # Without token ids, numbers of tokens and of log-probabilities may differ, so keep all
+        # log-probabilities of a complete text.
         whole = drawn == len(ids)
         row.logprobs = [*written.logprobs[: None if whole else drawn]]
         return row.decoded(self._text(row, written, whole=whole))
@@ -301,10 +304,10 @@ class RemoteSteps(StepWriter):
         return text
 
     def _check_text(self, node: Node, written: Continuation, limit: RowLimit) -> StepFailed | None:
-        """Check a text's length and tokens; return its failure, or None."""
+        """Check a text's length and tokens; return the step's failure, or None if it is valid."""
         token_ids, most = written.token_ids, limit.tokens
         if token_ids is None:
-            most *= 2  # tokenised here, the text may have more tokens than on the server
+            most *= 2  # a text tokenised here may have more tokens than on the server
         count = self.codec.count_tokens(written.text, most) if token_ids is None else len(token_ids)
         if max(count, len(written.logprobs)) > most:
             said = f"the generator wrote more than the {limit.tokens} tokens requested"
@@ -319,7 +322,7 @@ class RemoteSteps(StepWriter):
     def _row(self, node: Node) -> Row:
         """Build the row (decoding state) of a step, which tracks its limits and stops.
 
-        If only the first tokens will show whether the step is a thought, assume that it is, unless
+        If the step's first tokens decide whether the step is a thought, assume that it is, unless
         the prompt has closed the thought or `--thinking off` is set.
         """
         decoding, marks = self._decodings.of(node), self._marks
@@ -335,7 +338,7 @@ def _record_truncation(request: _PendingRequest, reply: Reply) -> None:
     """Record in the node's `usage` how many prompt tokens a truncating server did not read.
 
     A few missing tokens are ignored, because the server may tokenise the text into longer tokens.
-    Some servers report only tokens that were not cached.
+    Cached tokens are added, because some servers count only uncached tokens as prompt tokens.
     """
     read = (reply.prompt_tokens or 0) + (reply.cached_tokens or 0)
     for node in request.live_nodes[:1] if read else ():

@@ -1,12 +1,12 @@
 """Parts of a reply that all endpoints share, and the text that can be streamed before the end.
 
-Text is final, and can be streamed, once every candidate that can still win begins with it. Thoughts
-(reasoning before the answer) are kept apart from the answer. No text after a thought is final
-before the thought itself is final.
+A text is final, and can be streamed, once every candidate that can still win begins with it.
+Thoughts (reasoning before the answer) are kept apart from the answer. No text after a thought is
+final before the thought itself is final.
 
-The candidates that can still win are the leaves that are not pruned: under a strategy that commits
-(`StrategyRow.commits`), a step that has children gets no further children. A leaf that is still
-being decoded counts with its parent's text.
+The candidates that can still win are the leaves that are not pruned. This holds for strategies that
+never return to a step that has children (`StrategyRow.commits`). A leaf that is still being decoded
+counts with its parent's text.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from beamwright.serve.job import SearchJob, Told
 from beamwright.solver.solution import Candidate
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopReason
 
-# A call must not contain another `<tool_call>`: otherwise text with many unclosed calls would take
-# quadratic time.
+# Matches a tool call. A match contains no second `<tool_call>`: otherwise a text with many unclosed
+# calls would take quadratic time.
 _CALL = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters")
-# Matches JSON that is a scalar or a list; arguments must be an object.
+# Matches the beginning of a JSON scalar or list, which a call's arguments must not be.
 _SCALAR = re.compile(r'[\s]*(["\[\d-]|(true|false)\s*$)')
 _LEAST_LOGPROB = -9999.0  # OpenAI's value for a token without probability
 _BROKEN = "\ufffd"  # decoded from the first bytes of an incomplete character
@@ -41,7 +41,7 @@ _BROKEN = "\ufffd"  # decoded from the first bytes of an incomplete character
 def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
     """Return the reply that ends in `node` as one raw text, with thoughts and their markers.
 
-    The text ends before the stop string in `stops` that ended it.
+    If a stop string in `stops` ended the reply, the text ends before this string.
     """
     steps = node.reply()
     if codec is None or not any(step.thought for step in steps):
@@ -67,7 +67,7 @@ def final_text(
 ) -> Told:
     """Return the beginning of the reply that no later decision of the search can change.
 
-    stops: strings that end an answer; a suffix that may be the beginning of one is held back.
+    stops: strings that end an answer; a suffix that may begin a stop string is held back.
     told: a function that returns the reply of a leaf, split into thought and answer.
     """
     leaves: list[Node] = []
@@ -94,7 +94,7 @@ def final_text(
 def held_back(text: str, stops: Sequence[str]) -> str:
     """Return `text` without a suffix that later tokens may change.
 
-    This suffix is an incomplete character, or the beginning of a stop string in `stops`.
+    The removed suffix is an incomplete character, or the beginning of a stop string in `stops`.
     """
     text = text.rstrip(_BROKEN)
     tails = ((stop, range(max(0, len(text) - len(stop)), len(text))) for stop in stops)
@@ -137,7 +137,7 @@ def unsent_text(text: str, sent: str) -> str:
 def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Return a text without its tool calls, and the calls in OpenAI's format.
 
-    Calls are expected in Qwen's format. If any call is invalid JSON or has members other than its
+    The text has calls in Qwen's format. If a call is invalid JSON or has members other than its
     name and arguments, the whole text is returned unchanged, without calls.
     """
     calls = []
@@ -146,7 +146,7 @@ def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
             call = strict_json(match[1])
             name, given = call.pop("name"), [call.pop(each) for each in _ARGUMENTS if each in call]
             arguments = read_arguments(*given)
-        except (ValueError, KeyError, TypeError):  # TypeError: two values of arguments
+        except (ValueError, KeyError, TypeError):  # TypeError: arguments are given twice
             return text, []
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)

@@ -23,12 +23,13 @@ from beamwright.tree import Node
 
 
 def make_app(queue: RequestQueue) -> FastAPI:
-    """Build the application, without the `Guard` that checks requests before it."""
+    """Build the application; a `Guard` has to wrap it to check requests."""
 
     version = beamwright.__version__
-    # FastAPI's own documentation pages load scripts from other hosts, so `page_routes` serves one.
+    # FastAPI's own documentation page loads scripts from other hosts, so `page_routes` serves
+    # another one.
     app = FastAPI(title="Beamwright", version=version, docs_url=None, redoc_url=None)
-    import_modules(serve.__name__, serve.__path__)  # each may declare endpoints
+    import_modules(serve.__name__, serve.__path__)  # every module may declare endpoints
     for endpoint in sorted(ENDPOINTS, key=lambda each: each.path):
         _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
@@ -47,17 +48,17 @@ def make_app(queue: RequestQueue) -> FastAPI:
 
 
 def kv_place(node: Node) -> str | None:
-    """Return where a step's KV is: `device`, `host` or `both`; None if it has no KV.
+    """Return where a step's KV is: `device`, `host` or `both`; None if the step has no KV.
 
-    Call it in the solver's thread, which moves the KV.
+    Only the solver's thread, which moves the KV, may call this.
     """
     state: GeneratorState | None = node.handles.get(OWNER)
     return None if state is None else state.place
 
 
 def _add_endpoint(app: FastAPI, queue: RequestQueue, endpoint: type[Endpoint]) -> None:
-    # Endpoints read bodies themselves to enforce limits, so FastAPI does not know the body's model.
-    # Its schema is declared here for OpenAPI.
+    # Endpoints read bodies themselves to enforce limits, so FastAPI does not know their pydantic
+    # model. Declare the model's schema here, for the OpenAPI document.
     place = endpoint.path.replace("/", "~1")
     place = f"#/paths/{place}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     schema = endpoint.takes.model_json_schema(ref_template=place)

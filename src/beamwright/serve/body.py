@@ -1,8 +1,8 @@
 """Request bodies: parse and validate JSON, or refuse it with a one-line error.
 
-A body's size is checked before parsing, and parsing runs off the event loop. A field that would
-change an answer is either honoured or refused, never ignored. Pydantic checks the types. `NEUTRAL`
-lists the unsupported fields that are accepted while their values change nothing. Every error is an
+A body's size is checked before parsing, and a thread does the parsing. Pydantic checks types. A
+field that would change an answer is either honoured or refused, never ignored. `NEUTRAL` lists
+unsupported fields, with the values that change nothing and are accepted. Every error is an
 `ApiError` in OpenAI's JSON format.
 """
 
@@ -46,8 +46,8 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-# Failed searches have status 422, not 500: some clients always retry 5xx, 408, 409 and 429, even
-# if a header tells them not to.
+# HTTP status and error code by error class. Failed searches have status 422, not 500, because some
+# clients always retry 5xx, 408, 409 and 429, even if a header forbids retries.
 _STATUSES: tuple[tuple[type[BeamwrightError], int, str | None], ...] = (
     (ProblemTooLongError, 400, "context_length_exceeded"),
     (InputError, 400, None),
@@ -65,7 +65,7 @@ class ApiError(Exception):
     status: the HTTP status code.
     param: the name of the wrong field; code: a short error code for programs; both may be None.
     retry_after_s: seconds after which the client may retry. None if a retry would fail again; the
-        header `x-should-retry: false` then tells the client not to.
+        response then has the header `x-should-retry: false`.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ApiError(Exception):
 class AsciiJSON(JSONResponse):
     """A JSON response in ASCII, with all other characters escaped.
 
-    A reply may quote text that is not valid Unicode, such as a lone surrogate, and Starlette's own
-    JSON response cannot encode that. A blank follows each colon, as in OpenAI's replies, because
-    clients search the body for `"code": "context_length_exceeded"`. NaN and infinities become null.
+    A reply may quote text that is not valid Unicode, such as a lone surrogate, which Starlette's
+    JSON response cannot encode. A blank follows each colon, as in OpenAI's replies, because clients
+    search the body for `"code": "context_length_exceeded"`. NaN and infinities become null.
     """
 
     def render(self, content: Any) -> bytes:
@@ -111,14 +111,14 @@ class AsciiJSON(JSONResponse):
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """Return the error response for a failed search. `param`: the field with the problem.
+    """Return the error response for a failed search. param: the field that holds the problem.
 
     The message of an unexpected exception is not shown to clients, only "internal error".
     """
     if isinstance(error, ApiError):
         return error
     said = str(error)
-    if isinstance(error, ProblemTooLongError):  # in OpenAI's words: clients match this text
+    if isinstance(error, ProblemTooLongError):  # OpenAI's own words, which clients search for
         said = (
             f"This model's maximum context length is {error.context} tokens. However, your "
             f"messages resulted in {error.num_tokens} tokens. (context_length_exceeded)"
@@ -134,15 +134,15 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
 class ServerLimits:
     """Limits of one request and of all requests together.
 
-    requests: searches that run or wait at a time; a further request is refused with 429.
-    requests_per_key: the share of `requests` that one API key may use, also enforced with 429.
+    requests: searches that run or wait at once; a further request is refused with 429.
+    requests_per_key: number of these searches that one API key may have, also enforced with 429.
     n: candidates of one search. tokens: tokens generated for one search.
-    seconds: seconds of one search, waiting included. The best candidate so far is then the answer.
+    seconds: seconds of one search, waiting included; it then ends with its best candidate so far.
     body_bytes: bytes of one request's body.
     bodies_bytes: bytes of all bodies in memory, not counting the first 64 KiB of each.
     depth, values: nesting depth and number of values of a request's JSON.
-    drain_s: grace period after SIGTERM in seconds. A search that still runs after it is ended with
-        the best candidate so far.
+    drain_s: grace period after SIGTERM, in seconds, after which running searches end with their
+        best candidates so far.
     """
 
     requests: int = 64
@@ -183,7 +183,7 @@ async def read_body(
 ) -> T:
     """Read a request's body as JSON, and return the result of `read` on the JSON object.
 
-    Both parsing and `read` run in a thread, since megabytes of JSON would block the event loop.
+    Parsing and `read` run in a thread, since megabytes of JSON would block the event loop.
 
     Raises:
         ApiError: as `read_json` and `read` do; 408 if the body does not arrive within `BODY_S`, 499
@@ -204,8 +204,8 @@ async def read_body(
 
 
 def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
-    """Parse a body into a JSON object. Raises ApiError 400 for invalid JSON, for JSON that is not
-    an object, is nested too deeply or has too many values, and 413 for too many bytes."""
+    """Parse a body into a JSON object. Raises ApiError 413 for too many bytes, and 400 if the body
+    is not JSON, not an object, nested too deeply or has too many values."""
     if len(body) > limits.body_bytes:
         raise limits.too_large
     try:
@@ -224,15 +224,15 @@ def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
 
     Raises:
         ValueError: if the text is nested too deeply, has too many values, or has a number that JSON
-            does not allow (NaN, infinities, and numbers too large for a float). Its subclass
-            JSONDecodeError if the text is not JSON.
+            does not allow (NaN, infinities, and numbers too large for a float). JSONDecodeError, a
+            subclass, if the text is not JSON.
     """
     bare = _STRINGS.sub(b"", text.encode("utf-8", "surrogatepass"))
-    # Count the values first: the parser holds Python's lock while it creates them, so that a body
-    # with millions of values would stall all other threads.
+    # Count the values before parsing: the parser holds Python's global lock while it creates
+    # values, so a body with millions of values would stall all other threads.
     if sum(map(bare.count, (b",", b"[", b"{"))) > limits.values:
         raise ValueError(f"has more than {limits.values:,} values")
-    # Check the nesting depth first: the parser recurses, and deep nesting would exceed its limit.
+    # Check the depth before parsing: the parser recurses, so deep nesting would exceed its limit.
     brackets = bare.translate(None, _OTHERS)
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limits.depth:
         raise ValueError(f"is nested more than {limits.depth} levels deep")
@@ -242,8 +242,8 @@ def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
 def read_arguments(given: Any = None) -> Any:
     """Return the arguments of a tool call, parsed from JSON; {} if there are none.
 
-    A text that is not JSON is returned unchanged, for example that of a call that was cut off. A
-    JSON text whose value is a string is returned unchanged as well.
+    A text that is not JSON is returned unchanged, such as the arguments of a truncated call. A JSON
+    text whose value is a string is returned unchanged as well.
 
     Raises:
         ValueError: as `strict_json` does, except for a text that is not JSON.
@@ -273,12 +273,12 @@ def _finite(text: str) -> float:
 MOST_STOPS, MOST_CHOICES = 16, 128
 
 # A body can hold a million wrong values, so validation stops at the first one (`fail_fast`).
-ITEMS = Field(max_length=10_000, fail_fast=True)  # limit of messages, and of a message's parts
+ITEMS = Field(max_length=10_000, fail_fast=True)  # limit on messages, and on a message's parts
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
-# Unsupported fields by name, with the values that change nothing and are therefore accepted. A
-# tuple lists the accepted values. None accepts every value. A list accepts any list of its items. A
-# mapping accepts an object whose members follow the same rules. Null is always accepted.
+# Accepted values of unsupported fields, which change nothing. The rule of a field is a tuple (one
+# of these values), None (any value), a list (a list with only these items) or a mapping (an object
+# whose members follow the rules in it). Null is always accepted.
 NEUTRAL: Mapping[str, Any] = MappingProxyType(
     {
         **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
@@ -326,13 +326,13 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
 
 
 def _integral(value: Any) -> Any:
-    # In JSON 1.0 counts as an integer, and true does not (in Python it is an int).
+    # In JSON, 1.0 counts as an integer, and true does not, although it is an int in Python.
     if isinstance(value, bool):
         raise ValueError("a boolean is not a number")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Place this after the bounds in `Annotated`: otherwise the JSON schema omits the bounds.
+# Place `INTEGRAL` after the bounds in `Annotated`: otherwise the JSON schema omits the bounds.
 INTEGRAL = BeforeValidator(_integral)
 Whole = Annotated[int, Field(strict=True), INTEGRAL]
 Count = Annotated[int, Field(strict=True, ge=1), INTEGRAL]
@@ -340,7 +340,7 @@ Bound = Annotated[int, Field(strict=True, ge=-1), INTEGRAL]  # -1: no bound
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream. include_usage: also send a chunk with the token counts."""
+    """Options of a stream. include_usage: true to send a chunk with the token counts at the end."""
 
     model_config = ConfigDict(extra="allow")
     include_usage: bool | None = None
@@ -354,23 +354,23 @@ def _without_nulls(given: Any) -> Any:
 
 
 class Reasoning(BaseModel):
-    """How much the model may think, in the fields of OpenRouter and OpenAI. exclude: true to leave
-    the thought out of the reply."""
+    """Limits on the model's thoughts, in the fields of OpenRouter and OpenAI. exclude: true to
+    leave the thought out of the reply."""
 
     model_config = ConfigDict(extra="forbid")
     effort: Effort | None = None
     max_tokens: Bound | None = None
     enabled: bool | None = Field(None, strict=True)
     exclude: bool | None = Field(None, strict=True)
-    # Accepted and ignored: the reply always has the whole thought, not a summary.
+    # `summary` is accepted and ignored: the reply always has the whole thought.
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class Fields(BaseModel):
     """Fields that every endpoint with a search accepts.
 
-    The four budget fields limit the tokens of a thought, under the names that vLLM and llama-server
-    use; a negative budget means no limit.
+    Four fields limit the tokens of a thought, under the names that vLLM and llama-server use. A
+    negative number means no limit.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -397,7 +397,7 @@ class Fields(BaseModel):
 
     @property
     def effort(self) -> Effort | None:
-        """The requested effort, which sets the size of the search and the length of thoughts."""
+        """The requested reasoning effort, which sets n, width and the limit of a thought."""
         return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
 
     @property
@@ -418,7 +418,8 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         fields = kind.model_validate(dict(body))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
-        # If a field is a union, report the branch whose type fits and whose length is too large.
+        # A field of a union type has an error per branch. If one branch only finds the value too
+        # long, its error is the helpful one.
         first = next((fault for fault in errors if fault["type"] == "too_long"), errors[0])
         param, missing = _dotted(first["loc"]), first["type"] == "missing"
         said = "the field is missing" if missing else first["msg"].removeprefix("Value error, ")

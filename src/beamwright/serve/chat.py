@@ -1,7 +1,7 @@
 """OpenAI's chat completions and text completions: request fields, whole replies and chunks.
 
-The events of a stream have no name and no `id:` or `retry:` field, since OpenAI clients fail on
-these.
+The events of a stream have no names and no `id:` or `retry:` fields, since OpenAI clients fail on
+such events.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from beamwright.tree import Conversation, RawPrompt, StopReason
 
 ROLE = {"role": "assistant", "content": ""}  # "" and not null: some clients display null as text
 
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a thought in chat templates
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # a thought's names in chat templates
 _MOST_PROMPTS = 32
 _PROMPTS = Field(max_length=_MOST_PROMPTS, fail_fast=True)
 _Ids = Annotated[list[Whole], Field(fail_fast=True)]  # bounded by ServerLimits.values
 
 
 class Part(BaseModel):
-    """A part of a message's content. Only text parts are supported."""
+    """A part of a message's content; only parts with text are supported."""
 
     model_config = ConfigDict(extra="allow")
     type: str
@@ -62,7 +62,7 @@ class Tool(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """A function call. arguments: parsed from JSON, since chat templates expect an object."""
+    """A function call of the model. arguments: an object, parsed from JSON for chat templates."""
 
     name: str
     arguments: Annotated[Any, BeforeValidator(read_arguments)] = {}
@@ -110,9 +110,9 @@ class CompletionFields(Fields):
     """Fields of a text completion request.
 
     prompt: texts or token ids, which are continued without a chat template.
-    The last three fields are vLLM's. Another Beamwright that uses this server as its remote
-    generator asks for them: the log-probabilities of the sampled tokens, the tokens themselves, and
-    a text that includes the stop string that ended it.
+    logprobs, return_token_ids, include_stop_str_in_output: vLLM's fields, which request the
+        log-probabilities and ids of the sampled tokens, and a text that includes the stop string
+        that ended it. Beamwright itself sends them to a remote generator.
     """
 
     prompt: str | Annotated[list[str], _PROMPTS] | _Ids | Annotated[list[_Ids], _PROMPTS]
@@ -126,7 +126,7 @@ def conversation(
 ) -> Conversation:
     """Convert messages to a conversation in the form that chat templates expect.
 
-    param: the field that holds the messages, for error messages. args: arguments of the template.
+    param: name of the field with the messages, for errors. args: arguments of the chat template.
 
     Raises:
         ApiError: 400 for a message without content, an unsupported part, or wrong `args`.
@@ -159,19 +159,19 @@ def conversation(
 
 
 def _thought(text: str) -> dict[str, Any]:
-    """Return a thought under both names in use.
+    """Return a thought under both field names that clients read.
 
-    vLLM and OpenRouter call it `reasoning`; DeepSeek and llama-server `reasoning_content`.
+    vLLM and OpenRouter use `reasoning`; DeepSeek and llama-server use `reasoning_content`.
     """
     return {"reasoning": text, "reasoning_content": text}
 
 
 class ChoicesEndpoint(Endpoint):
-    """An endpoint whose replies have choices.
+    """An endpoint whose replies have `choices`: the base of chat and text completions.
 
-    kind, chunk: the `object` field of a whole reply and of a chunk.
-    prefix: the prefix of their ids.
-    talks: whether replies have roles, and thoughts apart from the text.
+    kind, chunk: the value of the field `object` in a whole reply, and in a chunk of a stream.
+    prefix: the prefix of the ids of replies.
+    talks: True if replies have roles, and thoughts apart from the text.
     """
 
     kind: ClassVar[str]
@@ -190,7 +190,7 @@ class ChoicesEndpoint(Endpoint):
         """Build the fields of a chunk's choice that hold new content."""
 
     def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
-        """Return a candidate's reply and its tool calls."""
+        """Return a candidate's reply, split into thought and text, and its tool calls."""
         node = job.reply(candidate)[-1]
         return answers.as_text(node, self.queue.solver.codec, job.stops), []
 
@@ -200,7 +200,7 @@ class ChoicesEndpoint(Endpoint):
         return None
 
     def whole(self) -> dict[str, Any]:
-        """Build a whole reply with the choices of all jobs, in the order of the jobs."""
+        """Build the reply to a request without a stream; choices are in the order of the jobs."""
         choices = [
             {
                 "index": number * job.choices + index,
@@ -228,7 +228,7 @@ class ChoicesEndpoint(Endpoint):
             async for _ in job.changes():
                 for part in self._rounds(job, offset, thinks=self.talks and not any(sent)):
                     yield part
-                before, sent = sent, job.told  # read once: it may grow while the client reads
+                before, sent = sent, job.told  # read `told` once: it may grow between two chunks
                 for part in self._told(offset, before, sent):
                     yield part
             await job.solution()
@@ -242,9 +242,9 @@ class ChoicesEndpoint(Endpoint):
     def _told(
         self, index: int, sent: Told, now: Told, logprobs: dict[str, Any] | None = None
     ) -> Iterator[bytes]:
-        """Yield chunks for the thought and the text in `now` that follow those in `sent`.
+        """Yield chunks with the parts of the thought and text in `now` that were not `sent` yet.
 
-        logprobs: log-probabilities of the whole text, attached to its last chunk; or None.
+        logprobs: log-probabilities of the whole text, for its last chunk; None for no field.
         """
         if (new := answers.unsent_text(now.thought, sent.thought)) and self.fields.shows_thoughts:
             yield self._chunk(index, _thought(new))
@@ -252,7 +252,8 @@ class ChoicesEndpoint(Endpoint):
             yield self._chunk(index, {"content": new}, logprobs=logprobs)
 
     def _ends(self, job: SearchJob, offset: int, sent: Told) -> Iterator[bytes]:
-        """Yield the rest of the first choice, the remaining choices, and each finish reason."""
+        """Yield the last chunks of a job: the rest of its first choice, its other choices, and
+        the finish reason of each."""
         for index, candidate in enumerate(answers.choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
@@ -267,12 +268,12 @@ class ChoicesEndpoint(Endpoint):
             yield self._chunk(index, {}, finish, **facts)
 
     def _rounds(self, job: SearchJob, index: int, *, thinks: bool) -> Iterator[bytes]:
-        """Yield chunks about the rounds decided since the last call.
+        """Yield a chunk for each round that was decided since the last call.
 
         A chunk has a readable line in the field of thoughts, and, if the request asks for `events`,
-        the round's numbers for programs. A plain sample (n of 1) has no readable lines.
-        thinks: whether no text was sent yet. Later lines are left out, since clients that receive
-            reasoning between two pieces of a text show two separate texts.
+        the round's numbers for programs. With n of 1 there are no readable lines.
+        thinks: True while no text was sent. After the first text, readable lines are left out,
+            since clients show two separate texts if they receive reasoning in between.
         """
         thinks &= job.outcome is None and job.options.get("n") != 1 and self.fields.shows_thoughts
         rounds, job.rounds = job.rounds, []
@@ -361,7 +362,7 @@ class ChatEndpoint(ChoicesEndpoint):
         return told._replace(said=said), calls
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
-        """Return each token with its bytes and log-probability; None if not asked for."""
+        """Return each token with its bytes and log-probability; None without `logprobs`."""
         if not self.fields.logprobs:
             return None
         codec = self.queue.solver.codec
@@ -395,13 +396,13 @@ class CompletionsEndpoint(ChoicesEndpoint):
             raise ApiError(400, f"prompt: must be 1 to {_MOST_PROMPTS} prompts", "prompt")
         given = (text if isinstance(text, str) else tuple(text) for text in prompts)
         reader, limit = self.queue.reader, fields.max_tokens
-        # A remote generator returns the log-probability of the sampled token only, so ask for no
-        # other likely tokens.
+        # A remote generator returns the log-probability of the sampled token only, so do not
+        # request those of other likely tokens.
         top = fields.logprobs if self.queue.solver.remote is None else None
         return [reader.job(fields, RawPrompt(each), limit, "prompt", top) for each in given]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
-        """Build the text of a choice, with its token ids and log-probabilities if asked for."""
+        """Build a choice's text, with the token ids and log-probabilities that are requested."""
         fields, codec = self.fields, self.queue.solver.codec
         text = self.spoken(job, candidate)[0].said
         steps = job.reply(candidate)

@@ -1,7 +1,8 @@
-"""The base class of routes that answer by searches, whole or as server-sent events.
+"""The base class of routes that answer by searches, with one reply or server-sent events.
 
 To add an endpoint, put a file with a subclass of `Endpoint` into this package. The subclass turns a
-body into searches and their solutions into a reply. It is served as soon as it sets `path`.
+request's body into searches, and their solutions into a reply. `app` serves every subclass that
+sets `path`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ENDPOINTS: list[type[Endpoint]] = []
 
 
 class Endpoint(ABC):
-    """One request to a route, and its reply.
+    """Handler of one request: reads the body, begins the searches, and builds the reply.
 
     path: the route. takes: the pydantic model of the body. end: the last bytes of every stream.
     An endpoint that never streams needs neither `parts` nor `failed`.
@@ -56,18 +57,18 @@ class Endpoint(ABC):
 
     @abstractmethod
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
-        """Turn a body into jobs; called in a thread, not in the event loop. Raises ApiError."""
+        """Turn a body into search jobs; called in a thread. Raises ApiError for a bad body."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """Build the whole reply once all jobs are done."""
+        """Build the reply to a request without a stream, once all jobs are done."""
 
     def parts(self) -> AsyncIterator[bytes]:
-        """Yield the encoded events of the running jobs; raises the error of a job that fails."""
+        """Yield the encoded events of a stream while the jobs run; raise a failed job's error."""
         raise NotImplementedError
 
     def facts(self, job: SearchJob) -> dict[str, Any]:
-        """Return the `search` object of a reply, which OpenAI's format does not have."""
+        """Return the `search` object of a reply, an addition to OpenAI's format."""
         return search_facts(job, receipt=self.queue.receipts)
 
     def failed(self, error: ApiError) -> bytes:
@@ -75,7 +76,7 @@ class Endpoint(ABC):
         raise NotImplementedError
 
     async def respond(self, request: Request) -> Response:
-        """Begin the searches and reply. If one cannot begin, cancel those that have begun."""
+        """Begin the searches and reply. If a search cannot begin, cancel the others."""
         self.jobs = await read_body(request, self.queue.limits, self.read)
         try:
             for job in self.jobs:
@@ -113,7 +114,8 @@ class Endpoint(ABC):
             self._cancel()
             gone.cancel()
             solving.cancel()
-            await asyncio.gather(gone, solving, return_exceptions=True)  # else asyncio logs them
+            # Read the exceptions of both tasks: asyncio logs exceptions that were never read.
+            await asyncio.gather(gone, solving, return_exceptions=True)
 
     def _cancel(self) -> None:
         """Cancel the jobs that still run."""
@@ -147,9 +149,9 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class EventStream(StreamingResponse):
-    """A response that sends the events of an iterator.
+    """A response that sends the events of an iterator as server-sent events.
 
-    gone: a function called when the response ends or the client disconnects.
+    gone: called when the response has ended or the client has disconnected.
     """
 
     media_type = "text/event-stream"
@@ -163,7 +165,8 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # The iterator's own clean-up is not enough: it does not run if it was never started.
+            # A `finally` block of the iterator is not enough: it never runs if the client has
+            # disconnected before the first event.
             self._gone()
 
 

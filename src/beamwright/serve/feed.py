@@ -38,12 +38,15 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 15.0
 MOST_RUNS = 64
-# Limit of the bytes of all runs together; beyond it the oldest ended runs are dropped.
+# Maximum bytes of all runs together, above which the oldest ended runs are dropped.
 MOST_BYTES = 128 << 20
 
 
 class SearchEvents:
-    """The events of one search, each as a line of JSON. `places`: see `PageTree`."""
+    """The events of one search, each as a line of JSON, which any number of readers follow.
+
+    places: returns where the KV of a node is; None if this is unknown.
+    """
 
     def __init__(
         self,
@@ -66,9 +69,9 @@ class SearchEvents:
         return self.state not in ("waiting", "running")
 
     def append(self, event: Event) -> None:
-        """Append an event and wake the readers; any thread may call it.
+        """Append an event and wake the readers; any thread may call this.
 
-        An event after the end is ignored.
+        An event after the end event is ignored.
         """
         # ASCII: a model's text may hold lone surrogates, which UTF-8 cannot encode.
         line = json.dumps(event, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
@@ -81,7 +84,7 @@ class SearchEvents:
                 self.state, self.rounds = "running", event["round"]
             elif event["event"] == "end":
                 self.state = event["state"]
-                self.job, self.tree = None, PageTree()  # both hold the whole tree: free it
+                self.job, self.tree = None, PageTree()  # free the search tree, which both refer to
             wakes = list(self._wakes)
         for wake in wakes:
             wake()
@@ -94,7 +97,7 @@ class SearchEvents:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the reader's event loop is closed already
+            with suppress(RuntimeError):  # the reader's event loop may be closed already
                 loop.call_soon_threadsafe(woken.set)
 
         self._wakes.add(wake)
@@ -124,10 +127,10 @@ class SearchEvents:
 
 
 class Feed:
-    """The runs of the newest searches; a listener of the request queue that records every search.
+    """Listener of the request queue that records the events of the newest searches.
 
-    places: a function that returns where a node's KV is, None for an unknown place.
-    most, most_bytes: number of runs to keep, and their bytes together.
+    places: returns where the KV of a node is; None if this is unknown.
+    most, most_bytes: maximum number of runs to keep, and of their bytes together.
     """
 
     def __init__(
@@ -168,7 +171,7 @@ class Feed:
             state = "cancelled"
         known = {} if solution is None else _ending(solution, run.tree)
         if state == "failed":
-            # The message of an unexpected exception is not for users, so only its type is shown.
+            # An unexpected exception's message is not for users, so show only its type.
             deliberate = isinstance(outcome, BeamwrightError)
             known["error"] = str(outcome) if deliberate else type(outcome).__name__
         run.append(end(state, **known))
@@ -177,7 +180,7 @@ class Feed:
     # --- runs ---------------------------------------------------------------------------------
 
     def add(self, events: Sequence[Event]) -> SearchEvents:
-        """Add a saved run, given as all of its events."""
+        """Add a saved run by its list of events, and return it."""
         run = SearchEvents(events[0])
         for event in events[1:]:
             run.append(event)
@@ -196,7 +199,7 @@ class Feed:
     def _keep(self, run: SearchEvents) -> None:
         """Keep a run, and drop the oldest ended runs until the limits hold.
 
-        Runs of searches that have not ended are never dropped, nor is the last run.
+        Runs of searches that have not ended are never dropped, nor is the newest run.
         """
         with self._lock:
             self._runs.setdefault(run.begin["id"], run)
@@ -211,7 +214,7 @@ class Feed:
 def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
     """Return the fields of an end event for a solution.
 
-    shown: the part of the tree that earlier events have sent.
+    shown: the tree with the values that earlier events have sent.
     """
     figures: Mapping[str, Any] = solution.to_json()
     names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")
@@ -246,13 +249,13 @@ _HEAD = (
 
 # A function that returns current figures in the order in which the page shows them.
 #
-# A gauge is {name, value, unit?, of?}. A counter, which the page shows per second, is {name, total,
-# unit?}. unit: "bytes" or a word. of: the maximum of the value.
+# A gauge is {name, value, unit?, of?}. A counter, whose increase per second the page shows, is
+# {name, total, unit?}. unit: "bytes" or a word. of: the maximum of the value.
 Gauges = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 class FeedProblem(BaseModel):
-    """A problem to search. options: options as in the `search` object of a chat completion."""
+    """A problem to solve. options: options as in the `search` object of a chat completion."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -261,7 +264,7 @@ class FeedProblem(BaseModel):
 
 
 def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) -> APIRouter:
-    """Return the routes below `/feed`. queue: None if saved runs are shown and none can begin."""
+    """Return the routes below `/feed`. queue: None to show saved runs and accept no searches."""
     routes = APIRouter(prefix="/feed")
 
     def kept(run_id: str, request: Request) -> SearchEvents:
@@ -312,7 +315,7 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
 
 
 def page_routes() -> APIRouter:
-    """Return the routes `/`, `/docs` and `/page/*`, which serve files that are read once."""
+    """Return the routes `/`, `/docs` and `/page/*`, which serve files read at startup."""
     routes = APIRouter(include_in_schema=False)
     folder = resources.files("beamwright.page") / "web"
     files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}

@@ -1,11 +1,11 @@
-"""The search jobs of a request, and the reader that turns a request into them.
+"""The search jobs of a request, and the reader that turns a request into jobs.
 
 `SearchJob` is one search: its problem, its options and its state. `RequestReader` derives the
 options and the thinking budget from a request's fields.
 
-The model name selects the search. `NAME` is the server's own recipe, `NAME:beam` and so on are the
-strategies, and `NAME:plain` is a single sample. Chat UIs use `plain` to generate titles and tags.
-`NAME:heavy` is the recipe with an answer that the model writes from the candidates.
+The model name selects the search: `NAME` the server's own recipe, `NAME:beam` and so on another
+strategy, and `NAME:plain` a single sample, which chat UIs use for titles and tags. `NAME:heavy` is
+the recipe with an answer that the model writes from the candidates.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RoundSummary:
     """The numbers of one decided round.
 
     candidates, kept, pruned, finished: numbers of the round's paths.
-    best: the score of the round's best candidate; None if no candidate has a score.
-    tokens: tokens that the search has generated so far.
+    best: the highest score of a candidate of the round; None if no candidate has a score.
+    tokens: number of tokens that the search has generated so far.
     """
 
     number: int
@@ -59,7 +59,7 @@ class RoundSummary:
 
     @classmethod
     def of(cls, report: RoundReport) -> RoundSummary:
-        """Return the summary of a report. It is a copy, since the report's tree keeps growing."""
+        """Copy the numbers of a report, whose tree keeps growing."""
         scores = [node.score for node in report.candidates if node.score is not None]
         return cls(
             number=report.round,
@@ -94,9 +94,9 @@ def without_rounds(thought: str) -> str:
 
 
 class Told(NamedTuple):
-    """A reply, or the part of it that can no longer change.
+    """A reply, or the beginning of a reply that can no longer change.
 
-    thought: the reasoning. said: the answer's text.
+    thought: the text of the reasoning. said: the text of the answer.
     """
 
     thought: str = ""
@@ -105,23 +105,23 @@ class Told(NamedTuple):
 
 @dataclass(eq=False)
 class SearchJob:
-    """One search of a request, and its state.
+    """One search of a request: submits the search, and tells one reader about its progress.
 
     A job keeps only its newest text and rounds, not a queue of events, so that a slow or
     disconnected reader cannot delay the search or use up memory.
 
     model: the model name in the request.
     options: the options for `Solver.submit`.
-    about: facts that the live page shows.
+    about: values that the live page shows, such as the method.
     choices: number of answers to return.
     stops: strings that end an answer.
-    streams: whether text can be final before the search ends (see `answers`).
+    streams: True if text can be final before the search ends (`answers`).
     param: the field that holds the problem, for error messages.
-    paths: paths to score, each as the texts of its steps. None for a search. With paths, nothing is
-        decoded and the prompt is not counted.
+    paths: paths to score, each as the texts of its steps. None for a search. With paths, no token
+        is decoded, and the prompt's tokens are not counted.
     owner: digest of the API key that owns the job; None if the server has no keys.
-    told: the reply's final part so far.
-    rounds: summaries of rounds that were not read yet, at most the newest 64.
+    told: the part of the reply that is final so far.
+    rounds: summaries of rounds that the reader has not taken yet, at most the newest 64.
     outcome: the solution or the error; None while the job waits or runs.
     """
 
@@ -166,11 +166,11 @@ class SearchJob:
             self._changed.clear()
             if self.outcome is None:
                 yield
-        self._changed.set()  # so that a second iteration does not wait
+        self._changed.set()  # so that a later iteration over an ended job does not wait
         yield
 
     async def solution(self) -> Solution:
-        """Wait for the end and return the solution. Raises ApiError if the search failed."""
+        """Wait until the search ends; return its solution. Raises ApiError if it failed."""
         async for _ in self.changes():
             pass
         assert self.outcome is not None
@@ -210,7 +210,7 @@ class SearchJob:
             self.handle.cancel()
 
     def hear(self, told: Told, summary: RoundSummary) -> None:
-        """Record a decided round and the text that is final now; call it in the event loop."""
+        """Record a decided round and the text that is final; call this in the event loop."""
         grown = all(new.startswith(old) for new, old in zip(told, self.told, strict=True))
         if grown and told != self.told:
             self.told = told
@@ -219,7 +219,7 @@ class SearchJob:
         self._changed.set()
 
     def settle(self, outcome: Solution | BaseException) -> None:
-        """Record the outcome of a search that has ended; call it in the event loop."""
+        """Record the outcome of a search that has ended; call this in the event loop."""
         self.outcome = outcome
         self._changed.set()
 
@@ -227,25 +227,24 @@ class SearchJob:
 # --- from a request to jobs ------------------------------------------------------------------
 
 _PLAIN = {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
-# The (n, width) of a `reasoning_effort`. `none` and `minimal` take one sample, and `medium` takes
-# the recipe's values.
+# (n, width) by `reasoning_effort`. `none` and `minimal` take one sample; `medium` uses the recipe.
 _EFFORTS = {"low": (4, 2), "high": (64, 4), "xhigh": (256, 4)}
 
 _SEEDS = 2**63
-# Members of a request's `search` object with another name in recipes.
+# Members of a request's `search` object that have another name in recipes.
 _NAMES = {"method": "search", "rounds": "max_rounds"}
-# Options that a `search` object must not set: OpenAI's own fields set them, if anything does.
+# Options that a `search` object must not set, because OpenAI's own fields set them.
 _NOT_OURS = ("stop", "stop_strings", "top_logprobs")
 _WHOLE = ("n", "width", "seed", "token_budget", "max_tokens")
 
 
 @dataclass(frozen=True)
 class RequestReader:
-    """Factory of jobs from the fields of requests, for one server.
+    """Makes jobs from the fields of requests, for one server.
 
     name: the generator's name. search: the search settings of the server's recipe.
-    seed: the seed of searches that name none; None for a random seed per search.
-    context: the context length of a model that marks its thoughts; None if it marks none.
+    seed: seed of searches that request none; None for a random seed per search.
+    context: the model's context length; None if the model does not mark thoughts.
     """
 
     name: str
@@ -255,7 +254,7 @@ class RequestReader:
     context: int | None = None
 
     def models(self) -> list[str]:
-        """Return all model names that a request may use, that of the recipe first."""
+        """Return all model names that a request may use, the recipe's name first."""
         return [self.name, *(f"{self.name}:{row}" for row in ("plain", "heavy", *STRATEGIES))]
 
     def options(self, model: str, effort: str | None = None) -> dict[str, Any]:
@@ -289,8 +288,8 @@ class RequestReader:
         """Build the job for a problem. Raises ApiError 400 for a wrong field or option.
 
         param: the field that holds the problem.
-        top_logprobs: number of most likely tokens to return with each token; None if the request
-            asks for no log-probabilities at all.
+        top_logprobs: number of most likely tokens to return with each token; None to return no
+            log-probabilities at all.
         """
         options = self.options(fields.model, fields.effort)
         if (thinking := thinking_of(fields, self.context, max_tokens)) is not None:
@@ -326,7 +325,8 @@ class RequestReader:
             "seed": seed,
         }
         row = STRATEGIES.get(method or DEFAULT_SEARCH)
-        # Log-probabilities and tool calls are known at the end only, so no text is sent before it.
+        # Log-probabilities and tool calls are known at the end of the search only, so no text is
+        # sent earlier.
         whole = top_logprobs is not None or (isinstance(problem, Conversation) and problem.tools)
         whole = whole or options.get("choose", self.search.choose) == "synthesis"
         streams = row is not None and row.commits and not whole
@@ -356,7 +356,7 @@ def text_of(problem: Problem) -> str:
 def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
     options = {}
     for name, value in (search or {}).items():
-        if name == "events":  # an option of the stream, not of the search
+        if name == "events":  # `events` is an option of the stream, not of the search
             continue
         known, param = _NAMES.get(name, name), f"search.{name}"
         if known in _NOT_OURS or known not in option_owners():
@@ -397,9 +397,9 @@ _BUDGETS = (
     "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens",
     "reasoning_budget",
 )  # fmt: skip
-# The share of the context, or of a reply's `max_tokens` if smaller, that an effort allows for
-# thoughts. `medium` leaves the server's own setting. With a context of 32,768 tokens, `minimal` and
-# `low` allow 1,024 and 4,096 tokens, as users of vLLM requested (its issue 55382).
+# Share of the context, or of `max_tokens` if smaller, that a reasoning effort allows for thoughts;
+# `medium` leaves the server's setting. With a context of 32,768 tokens, `minimal` and `low` allow
+# 1,024 and 4,096 tokens, as users of vLLM requested (its issue 55382).
 _SHARES = {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
 
 
@@ -408,8 +408,8 @@ def thinking_of(
 ) -> str | int | None:
     """Return the value of `--thinking` for a request; None leaves the server's own setting.
 
-    context: the context length of a model that marks its thoughts; None if it marks none.
-    max_tokens: the limit of a reply's tokens.
+    context: the model's context length; None if the model does not mark thoughts.
+    max_tokens: maximum number of a reply's tokens.
 
     Raises:
         ApiError: 400 for a budget if the model marks no thoughts, and for fields that contradict
@@ -438,7 +438,7 @@ def thinking_of(
 
 
 def _switched_off(fields: Fields) -> str | None:
-    """Return the reason, as text, why a request switches thinking off; None if it does not."""
+    """Return the field, as text, by which a request switches thinking off; None without one."""
     if fields.effort == "none":
         return "the reasoning effort is none"
     if (fields.chat_template_kwargs or {}).get("enable_thinking") is False:

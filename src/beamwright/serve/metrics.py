@@ -28,17 +28,17 @@ _GENERATED = (
     "thought",
 )  # fmt: skip
 
-# One metric family: kind, name, help text, label names separated by blanks, and samples by label
-# values.
+# One Prometheus metric family: metric class, name, help text, label names separated by blanks, and
+# samples by label values.
 Family = tuple[Any, str, str, str, Mapping[Any, float]]
 
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
 class Metrics(Collector, Listener):
-    """Counters and histograms over a queue's jobs, and gauges of the current state.
+    """Listener of the request queue that counts its jobs, and source of all metrics.
 
-    registry: the Prometheus registry of this server, apart from the process-wide default.
+    registry: this server's Prometheus registry, in place of the process-wide default one.
     """
 
     def __init__(self, queue: RequestQueue) -> None:
@@ -108,9 +108,9 @@ class Metrics(Collector, Listener):
         return gauges
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric families of the current state, summed over the replicas, if any.
+        """Yield the metric families of the current state, summed over any replicas.
 
-        Prometheus's registry calls this method.
+        Prometheus's registry calls this method for every scrape.
         """
         states, engine = self._states(), self._queue.solver
         requests = {(state,): states[state] for state in ("running", "waiting")}
@@ -142,7 +142,7 @@ class Metrics(Collector, Listener):
 
 
 def _link_bytes(used: Usage) -> dict[tuple[str], int]:
-    """Return the bytes copied between host and device by direction; {} without such a link."""
+    """Return the bytes copied between host and device, by direction; {} if there is no link."""
     moved = {("h2d",): used.engine.h2d_bytes, ("d2h",): used.engine.d2h_bytes}
     return moved if used.has_link else {}
 
@@ -178,8 +178,8 @@ def _of_usage(used: Usage) -> list[Family]:
 def health(queue: RequestQueue) -> dict[str, Any]:
     """Return the server's status and its number of searches.
 
-    The status is "ok", "degraded" or "draining". With replicas, their names and the wanted number
-    are included. If a remote generator does not answer, the reason is included.
+    The status is "ok", "degraded" or "draining". With replicas, the result also has their names and
+    the wanted number. If a remote generator does not answer, the result has the reason.
     """
     engine, status, more = queue.solver, "ok", dict[str, Any]()
     if engine.remote is not None and (fault := engine.remote.fault()):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """An observer of every job of a queue.
+    """Interface of an observer that a queue calls when a job begins, decides a round or ends.
 
     `begun` and `ended` are called in the event loop. `round` is called in the solver's thread,
     which alone may read the growing tree. All three must return quickly. An exception of a listener
@@ -42,10 +42,11 @@ class Listener(Protocol):
 
 
 class RequestQueue:
-    """A queue that admits requests, submits them to an engine, and drains them at the end.
+    """Admits requests within the server's limits, submits their jobs to an engine, and waits for
+    running jobs at the shutdown.
 
-    seed: the seed of every search that names none; None for a random seed per search.
-    receipts: whether replies include receipts.
+    seed: seed of searches that request none; None for a random seed per search.
+    receipts: True if replies include receipts.
     """
 
     def __init__(
@@ -66,18 +67,18 @@ class RequestQueue:
         self.listeners: list[Listener] = []
         self.draining = self._hurried = False
         self._waits: set[asyncio.Task[None]] = set()
-        # Number of jobs by owner that are being submitted in a thread; they count towards limits.
+        # By owner, number of jobs that a thread is submitting. These jobs count towards limits.
         self._coming: Counter[str | None] = Counter()
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the server's version and settings, which decide an answer beside the request."""
+        """Hash of the server's version and settings; with a request, they determine the answer."""
         settings = self.solver.settings.model_dump(mode="json")
         facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
         return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
     async def begin(self, job: SearchJob, owner: str | None = None) -> SearchJob:
-        """Submit a search.
+        """Submit a job's search to the engine, and return the job.
 
         Raises:
             ApiError: 503 while the server shuts down, 429 if too many searches run or wait, 400 for
@@ -100,7 +101,7 @@ class RequestQueue:
 
         def submit() -> None:
             job.submit(self.solver, on_round)
-            if given_up:  # the request was cancelled while this thread was still submitting
+            if given_up:  # the request was cancelled before this thread had submitted the job
                 job.cancel()
 
         self._coming[owner] += 1
@@ -126,7 +127,7 @@ class RequestQueue:
     async def begin_search(
         self, problem: str, options: Mapping[str, Any], owner: str | None = None
     ) -> SearchJob:
-        """Submit a problem with options under the names that recipes use. Raises as `begin`."""
+        """Submit a problem with a recipe's options; returns and raises as `begin` does."""
 
         def read() -> SearchJob:
             fields = parsed(Fields, {"model": self.reader.name, "search": dict(options)})
@@ -135,7 +136,7 @@ class RequestQueue:
         return await self.begin(await asyncio.to_thread(read), owner)
 
     async def drain(self) -> None:
-        """Refuse new searches, wait for the grace period, then cancel the searches left."""
+        """Refuse new searches, and wait for running ones; cancel them after the grace period."""
         self.draining = True
         deadline = time.monotonic() + self.limits.drain_s
         while self._num_here() and time.monotonic() < deadline and not self._hurried:
@@ -146,7 +147,7 @@ class RequestQueue:
             await asyncio.wait(self._waits)
 
     def hurry(self) -> None:
-        """End the grace period now."""
+        """End the grace period of `drain` at once."""
         self._hurried = True
 
     def _check_room(self, owner: str | None) -> None:
@@ -180,9 +181,9 @@ class RequestQueue:
         except Cancelled as error:
             # While the server shuts down, return the best candidate so far instead of an error.
             outcome = (error.partial or _ending()) if self.draining else error
-        except asyncio.CancelledError:  # this task was cancelled, not the search
+        except asyncio.CancelledError:  # this waiting task was cancelled, not the search
             raise
-        except BaseException as error:  # raised in the solver's thread: must not end this one
+        except BaseException as error:  # from the solver's thread, so it must not end this task
             if api_error(error).status >= 500:
                 log.error("%s", job.id, exc_info=error)
             outcome = error

@@ -1,9 +1,9 @@
 """Endpoints whose replies have no `choices`: `POST /v1/responses` and `POST /v1/score`.
 
-The first takes and returns text and stores no state between requests. The second returns the
-verifier's scores of steps that the client sends. A score request is handled like a search: it has
-the same queue and limits, counts as one request, and is listed on the live page. The verifier
-scores it between decode iterations of the running searches.
+`/v1/responses` takes and returns text, and stores no state between requests. `/v1/score` returns
+the verifier's scores of steps that the client sends. A score request is handled like a search: it
+has the same queue and limits, counts as one request, and is listed on the live page. The verifier
+scores its steps between decode iterations of the running searches.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _as_messages(given: Any) -> Any:
 
 
 class ResponseFields(Fields):
-    """Fields of a response request. input: a text, or a list of messages."""
+    """Fields of a request to `/v1/responses`. input: a text, or a list of messages."""
 
     input: Annotated[list[Message], ITEMS, BeforeValidator(_as_messages)] = Field(min_length=1)
     instructions: str | None = None
@@ -137,9 +137,9 @@ class ResponsesEndpoint(Endpoint):
         yield self._say(f"response.{response['status']}", response=response)
 
     def _told(self, thought: str, text: str) -> Iterator[bytes]:
-        """Yield the part of `text` that was not sent yet.
+        """Yield events with the part of `text` that was not sent yet.
 
-        The events with the whole `thought` come before the first text.
+        Events with the whole `thought` precede those with the first text.
         """
         if not self._place:
             yield from self._begun(thought)
@@ -148,9 +148,9 @@ class ResponsesEndpoint(Endpoint):
         self._sent = text
 
     def _begun(self, thought: str) -> Iterator[bytes]:
-        """Yield the events that precede the message's text, and set `_place`.
+        """Yield the events that precede the message's text: the thought, and the new message.
 
-        `_place` holds the indices of the message, which every later event repeats.
+        Sets `_place`, the indices of the message, which every later event repeats.
         """
         index = 0
         if thought and self.fields.shows_thoughts:
@@ -169,7 +169,7 @@ class ResponsesEndpoint(Endpoint):
 
     def failed(self, error: ApiError) -> bytes:
         """Build the event of a failed response."""
-        # Both codes are on OpenAI's list for this endpoint.
+        # OpenAI lists both codes for this endpoint.
         code = "invalid_prompt" if error.status == 400 else "server_error"
         failed = {**self._head("failed"), "error": {"code": code, "message": error.message}}
         return self._say("response.failed", response=failed)
@@ -217,9 +217,9 @@ _Path = Annotated[list[_Text], Field(max_length=_MOST_STEPS, fail_fast=True)]
 class ScoreFields(BaseModel):
     """Fields of a score request: a problem or messages, and the steps of one or several paths.
 
-    A path is a solution as a list of steps; its last step ends it.
-    delimiter: the text that ends each step except the last of a path. It is appended to a step that
-        does not end with it. Default: the server's delimiter.
+    A path is a solution as a list of steps, of which the last one ends the solution.
+    delimiter: text that ends each step except the last of a path. The server appends this text to
+        steps that do not end with it. Default: the server's own delimiter.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -262,7 +262,7 @@ class ScoreEndpoint(Endpoint):
     def whole(self) -> dict[str, Any]:
         """Build the reply: the scores of each path and of its steps, in vLLM's format.
 
-        Its warnings say why the scores may be unreliable.
+        The reply's warnings say why the scores may be unreliable.
         """
         (job,) = self.jobs
         solution = job.finished_solution

@@ -37,17 +37,17 @@ from beamwright.serve.body import ApiError, ServerLimits, log
 if TYPE_CHECKING:
     from beamwright.serve.queue import RequestQueue
 
-# Id of the request that the current task handles; `JsonLines` adds it to every log line.
+# Id of the request that the current task handles. `JsonLines` adds the id to every log line.
 _REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 
 _LOGGED = ("method", "path", "status", "seconds")
-# Bytes of each body that are always admitted; `ServerLimits.bodies_bytes` limits the rest, summed
-# over all bodies.
+# Number of bytes of each body that are always admitted. `ServerLimits.bodies_bytes` limits the sum
+# of all other bytes of all bodies.
 _SMALL_BYTES = 64 * 1024
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-# Paths that need no API key; paths below /page/ need none either.
+# URL paths that need no API key, apart from those below /page/.
 _OPEN = ("/", "/docs", "/health", "/ready")
 
 _HEADERS = (
@@ -77,7 +77,7 @@ class Guard:
         self._app, self._limits = app, limits
         self._hosts = {host.lower() for host in hosts}
         self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
-        # Bytes of all bodies in memory, without the first `_SMALL_BYTES` of each.
+        # Number of bytes of all bodies in memory, without the first `_SMALL_BYTES` of each.
         self._bodies_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +101,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = [(b"x-request-id", number.encode()), *_HEADERS]
-                # The bytes after an ambiguous body may belong to another client of the same proxy.
+                # If a body's length is ambiguous, bytes after it may belong to another client of
+                # the same proxy, so close the connection.
                 if _has_two_lengths(headers):
                     named.append((b"connection", b"close"))
                 message["headers"] = [*message.get("headers", ()), *named]
@@ -112,7 +113,7 @@ class Guard:
             nonlocal size, large
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._limits.body_bytes:  # content-length was missing or too small
+            if size > self._limits.body_bytes:  # the header content-length was missing or wrong
                 raise self._limits.too_large
             before, large = large, max(0, size - _SMALL_BYTES)
             self._bodies_bytes += large - before
@@ -126,8 +127,8 @@ class Guard:
         except ApiError as error:
             await error.response(scope, receive, sent)
         except Exception:
-            # The application has logged and answered the error. Raising it again would make uvicorn
-            # close the connection, so do that only if the response is incomplete.
+            # The application has logged and answered the error. Raise it again only if the response
+            # is incomplete, because uvicorn then closes the connection.
             if not whole:
                 raise
         finally:
@@ -137,7 +138,7 @@ class Guard:
         log.info("request %s", number, extra=dict(zip(_LOGGED, logged, strict=True)))
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
-        """Return the owner of a permitted request. Raises ApiError for a request that is not."""
+        """Return the owner of a request; raise ApiError if the request is not permitted."""
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length and transfer-encoding exclude each other")
         host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
@@ -181,9 +182,9 @@ def _is_address(host: str) -> bool:
 
 
 def _has_two_lengths(headers: Mapping[str, str]) -> bool:
-    """Return True if a proxy may have read another body length than this server would.
+    """Return True if a proxy may have read another body length than this server.
 
-    Attackers use this difference for request smuggling.
+    Attackers use such requests for request smuggling.
     """
     return "transfer-encoding" in headers and "content-length" in headers
 
@@ -208,15 +209,15 @@ class JsonLines(logging.Formatter):
 
 # --- the socket ------------------------------------------------------------------------------
 
-# Bytes read from a connection at a time. An HTTP chunk of one byte takes the parser 60 us, during
-# which all other requests wait, so a larger read would delay them longer.
+# Maximum number of bytes read from a connection at once. The parser needs 60 us per HTTP chunk,
+# which may be one byte, and all other requests wait until it has parsed what was read.
 READ_BYTES = 16 * 1024
 
 # Timeout for a request's head in seconds, counted from the connection or the head's first byte.
 HEAD_S = 30.0
 
-# Limit of open connections. A further connection replaces the idle one that was silent longest. If
-# no connection is idle, the new one is closed.
+# Maximum number of open connections. A further connection replaces the one that has been idle for
+# the longest time. If no connection is idle, the new one is closed.
 MOST_CONNECTIONS = 512
 
 
@@ -235,13 +236,13 @@ class Connection(H11Protocol):
         self._heard_s = self.loop.time()
         if len(self.connections) > MOST_CONNECTIONS:
             others = [other for other in self.connections if isinstance(other, Connection)]
-            idle = [other for other in others if other._is_idle]  # includes this new one
+            idle = [other for other in others if other._is_idle]  # includes the new connection
             min(idle, key=lambda other: other._heard_s).transport.close()
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's default: 256 KiB
         self._late = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes. Stop the timeout once a head is complete; start it for the next."""
+        """Parse received bytes; stop a head's timeout at its end, and start it at the next head."""
         self._heard_s = self.loop.time()
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
@@ -268,8 +269,8 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """A uvicorn server that shuts down gracefully.
 
-    After SIGTERM or Ctrl-C it refuses new searches and waits for running ones for a grace period. A
-    second signal ends the grace period: running searches end with the best candidate so far.
+    After SIGTERM or Ctrl-C the server refuses new searches, and waits for running ones for a grace
+    period. At its end, or at a second signal, these searches end with the best candidate so far.
     """
 
     def __init__(self, app: ASGIApp, queue: RequestQueue) -> None:
@@ -289,7 +290,7 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Begin the shutdown on a signal, in the place of uvicorn's handler; from any thread."""
+        """Begin the shutdown on a signal. Replaces uvicorn's handler; any thread may call this."""
         del sig, frame
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
@@ -330,5 +331,5 @@ def run_app(app: ASGIApp, listening: socket.socket, log_level: str) -> None:
     """Serve an application that has no request queue to drain; Ctrl-C ends it at once."""
     config = uvicorn.Config(app, log_level=log_level, access_log=False)
     config.timeout_graceful_shutdown = 1
-    with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to end it
+    with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to end this server
         uvicorn.Server(config).run(sockets=[listening])

@@ -54,9 +54,9 @@ _TOKENISED_HERE = (
 def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
     """Return the last nodes of the final candidates: finished paths, then unfinished ones.
 
-    Both kinds are in lineage order. If there are more than `n` in all, the best-scored unfinished
-    paths are kept. If a deadline passed during a round, paths that were not decoded in it end one
-    step earlier. If a path got further user turns, its best answer is returned.
+    Both kinds are in lineage order. If there are more than `n` in all, unfinished paths with low
+    scores are dropped. If a deadline passed during a round, a path that was not decoded in that
+    round ends at its last decoded step. A path with further user turns ends at its best answer.
     """
     finished, unfinished = tree.finished(), [*tree.candidates(), *unfinished_paths(tree)]
     if n is not None:
@@ -66,9 +66,9 @@ def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
 
 
 def complete_nodes(tree: SearchTree) -> list[Node]:
-    """Return the candidates that an interrupted search can report at any time.
+    """Return the last nodes of the candidates that an interrupted search can report.
 
-    They are finished paths, and answers that were followed by a further user turn.
+    These are finished paths, and answers that were followed by a further user turn.
     """
     unfinished = [leaf for leaf in (*tree.candidates(), *unfinished_paths(tree)) if has_turn(leaf)]
     return [best_answer_node(leaf) for leaf in (*tree.finished(), *unfinished)]
@@ -97,9 +97,9 @@ def candidate_of(node: Node) -> Candidate:
 
 
 class Meter:
-    """Maker of solutions. It measures a tree's work as the difference of counters before and after.
+    """Makes the `Solution` of each ended search, with its costs as differences of counters.
 
-    moving: moves memory between the models; None if their shares are fixed.
+    moving: moves KV memory between both models; None if each model's share is fixed.
     """
 
     def __init__(self, machinery: Machinery, schedule: SchedulePolicy) -> None:
@@ -108,14 +108,14 @@ class Meter:
         self.moving: MovingSplit | None = None
 
     def mark(self) -> Mark:
-        """Return the current time and a copy of all counters, for a later difference."""
+        """Return the current time and a copy of all counters, to be subtracted at the end."""
         self.accounting.now()
         return time.perf_counter(), self._machinery.counted()
 
     def solution(self, run: TreeRun, request: Request, nodes: list[Node] | None = None) -> Solution:
-        """Make the solution of a request.
+        """Make the solution of a request whose search `run` has ended.
 
-        nodes: the candidates, if the search was stopped early.
+        nodes: last nodes of the candidates if the search was interrupted; None if it ended itself.
 
         Raises:
             PolicyError: if the strategy ended the search without a candidate.
@@ -175,8 +175,8 @@ class Meter:
     ) -> dict[str, Any]:
         """Return the solution's statistics by field name.
 
-        new: what the counters gained since the request was admitted.
-        wall_s: the seconds since then.
+        new: increase of the counters since the request was admitted.
+        wall_s: seconds since the request was admitted.
         """
         machinery, engine = self._machinery, new["engine"]
         sparse: result.SparseStats | None = None
@@ -194,8 +194,8 @@ class Meter:
             if not model.store.streams_layers
         }
         tokens = _tokens(run.tree, decoded, remote)
-        # The tree's share of the run, in generated tokens. The shares of all trees add up to the
-        # wall time.
+        # Trees in flight divide the wall time among them by their numbers of generated tokens.
+        # `share` is this tree's part.
         most = max(tokens.generated, engine.row_tokens)
         share = tokens.generated / most if most else 1.0
         total_s = share * (wall_s + run.elapsed_s)
@@ -229,7 +229,7 @@ class Meter:
     def _receipt(
         self, run: TreeRun, request: Request, *, is_whole: bool, recomputed: bool
     ) -> dict[str, Any]:
-        """Return the receipt as plain data, see `saved.receipt`."""
+        """Return the receipt, from which `verify` can repeat the search, as plain data."""
         machinery, tree, settings = self._machinery, run.tree, request.problem.settings
         generator, device = machinery.generator, settings.model.device
         truncates = settings.schedule.speculation == "truncate"
@@ -239,8 +239,8 @@ class Meter:
             and not truncates
             # A prefill that computes KV again rounds the last bits differently, except in float64.
             and (not recomputed or machinery.dtype == "float64")
-            # The prefill of a resumed path attends to all tokens, but sparse decoding had attended
-            # to some, so its KV differs.
+            # Resuming recomputes KV by a prefill, which attends to all tokens. Sparse decoding had
+            # attended to selected tokens only, so the recomputed KV differs.
             and (machinery.rule is None or run.restore is None)
         )
         decisive = request.problem.decisive(machinery.dtype)
@@ -299,7 +299,7 @@ class Meter:
         )
 
     def _memory(self, settings: Settings) -> result.MemoryStats:
-        """Return how the models shared the KV memory."""
+        """Return each model's share of the KV memory, and how much memory moved between them."""
         plan, moving = self._machinery.plan, self.moving
         if self._machinery.generator is None:
             return result.MemoryStats(None, None, plan.verifier_kv_bytes, 0, 0)
@@ -345,7 +345,7 @@ class Meter:
 
 
 def _last_step(node: Node) -> str | None:
-    """Return the last non-empty step text of the path outside thoughts; None without one."""
+    """Return the path's last step text that is not empty and not a thought; None without one."""
     steps = (step.step_text.strip() for step in reversed(node.reply()) if not step.thought)
     return next((text for text in steps if text), None)
 
@@ -353,7 +353,7 @@ def _last_step(node: Node) -> str | None:
 def _tokens(
     tree: SearchTree, decoded: Sequence[Node], remote: result.RemoteStats | None
 ) -> result.TokenCounts:
-    """Return the token counts of a tree."""
+    """Return how many tokens of a tree were generated, reused or discarded."""
     usage: Counter[str] = Counter()
     for node in tree.nodes():
         usage.update(dict(node.usage))  # copy: a worker thread may still write to it

@@ -1,4 +1,4 @@
-"""Asynchronous solving: futures of submitted problems, and the thread that solves them."""
+"""Asynchronous solving: handles of submitted problems, and the thread that solves them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from beamwright.solver.solution import Solution
 
 Stream = Generator[tuple[Request, Outcome], None, None]
 
-# Timeout in seconds for the thread at the interpreter's exit; a user's verifier may never return.
+# At the interpreter's exit, seconds to wait for the solver's thread: a user's verifier that runs in
+# the thread may never return.
 _EXIT_S = 5.0
 
 
@@ -35,11 +36,11 @@ class Submitted(Protocol):
 
 
 class Handle:
-    """Future of a submitted problem. The problem is solved whether or not a caller waits.
+    """Handle of a submitted problem: waits for its solution, or cancels its search.
 
-    `await handle` waits for the result in an event loop.
+    `await handle` waits for the result in an event loop. The search runs even if no caller waits.
 
-    future: the future of the solution. Cancelling the future does not cancel the search.
+    future: resolves to the solution. Cancelling this future does not cancel the search.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Handle:
 
     @property
     def begun(self) -> bool:
-        """True once the search has begun; before that, it waits to be admitted."""
+        """True once the search has been admitted; False while the problem waits in the queue."""
         return self._request.begun
 
     def done(self) -> bool:
@@ -79,9 +80,9 @@ class Handle:
         """Wait for the solution, at most `timeout` seconds.
 
         Raises:
-            BeamwrightError: if the search failed, or `Cancelled`. The error's `partial` has the
-                candidates that were finished before.
-            TimeoutError: if it takes longer; the search goes on.
+            BeamwrightError: if the search failed; `Cancelled` if it was cancelled. The error's
+                `partial` has the candidates that were finished by then.
+            TimeoutError: if the search takes longer than `timeout`; the search goes on.
             InputError: in a callback of the same solver, which would wait for itself.
         """
         self._check_outside()
@@ -97,7 +98,7 @@ class Handle:
         return asyncio.wrap_future(self.future).__await__()
 
     def _report_round(self, report: RoundReport) -> None:
-        """Pass a round's report to the user's callback, and cancel the search if that raises."""
+        """Pass a round's report to the user's callback; cancel the search if that call raises."""
         try:
             if self._on_round is not None:
                 self._on_round(report)
@@ -116,9 +117,9 @@ class Handle:
 
 
 class OneAtATime:
-    """Lock that lets one call at a time use a solver; calls from other threads wait.
+    """Lock of a solver: one call runs at a time, and calls from other threads wait.
 
-    A call from inside a call, such as from a callback, is refused.
+    A nested call, such as a `solve` inside a callback of `solve`, raises InputError.
     """
 
     def __init__(self) -> None:
@@ -127,18 +128,18 @@ class OneAtATime:
         self._stream: Callable[[], Stream | None] = lambda: None
 
     def stream(self, stream: Stream) -> Stream:
-        """Register a stream of outcomes (`solve_many`), and return it.
+        """Register the iterator of outcomes that `solve_many` returns, and return it.
 
-        The call that returned the stream holds the lock until the last outcome has been read.
+        The call of `solve_many` holds the lock until the last outcome has been read.
         """
         self._stream = weakref.ref(stream)
         return stream
 
     def give_up(self) -> None:
-        """Close the stream that this thread is reading, so that a new call can begin.
+        """Close the iterator of `solve_many` that this thread is reading, to allow a new call.
 
-        If the thread is inside the running stream, nothing happens here, and `turn` refuses the
-        call later.
+        If the thread runs inside the iterator (in a callback), the iterator stays open, and `turn`
+        refuses the new call.
         """
         stream = self._stream() if self._owner == threading.get_ident() else None
         with suppress(ValueError):  # ValueError: the stream is running
@@ -146,10 +147,10 @@ class OneAtATime:
                 stream.close()
 
     def check_outside(self) -> None:
-        """Check that this thread is not inside a call, where it would wait for itself.
+        """Check that this thread is not inside a call of the solver, where it would deadlock.
 
         Raises:
-            InputError: if it is.
+            InputError: if this thread is inside a call.
         """
         if self._owner == threading.get_ident():
             raise InputError(
@@ -159,7 +160,7 @@ class OneAtATime:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the lock for a block, after the calls of other threads have ended.
+        """Hold the lock during a `with` block, after the calls of other threads have ended.
 
         Raises:
             InputError: if this thread is inside a call.
@@ -174,9 +175,9 @@ class OneAtATime:
 
 
 class SubmitQueue:
-    """Queue that solves submitted requests in a thread. The thread ends when the queue is empty.
+    """Queue of submitted requests, and the thread that solves them until the queue is empty.
 
-    serve: runs requests and yields their outcomes, when the solver is free.
+    serve: takes the source of requests, runs them once the solver is free, and yields outcomes.
     """
 
     def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Request, Outcome]]]) -> None:
@@ -189,14 +190,15 @@ class SubmitQueue:
     def submit(self, problem_id: str | int, request: Request) -> Handle:
         """Queue a request, start the thread if there is none, and return the request's handle."""
         handle = Handle(problem_id, request, partial(self._drop, request), self._check_outside)
-        with self._lock:  # the thread takes this lock before it admits a request
+        with self._lock:  # so that the thread cannot admit the request before its handle exists
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="solver", daemon=True)
                 thread.start()  # if this raises, no thread is recorded and no handle waits
                 self._thread = thread
                 atexit.register(self.close, _EXIT_S)
             self._handles[request] = handle
-            # A request that needs no slot must not wait for requests that do.
+            # A request that only scores given steps needs no slot, so it goes to the front instead
+            # of waiting for requests that need one.
             self._waiting.put(request, request.priority if request.draws else sys.maxsize)
         return handle
 
@@ -210,10 +212,10 @@ class SubmitQueue:
         handle.settle(Cancelled())
 
     def _next(self, has_room: bool, is_idle: bool) -> Request | None:
-        """Return the next request to admit, or None; see `Arrivals`.
+        """Return the next request to admit, or None if none may be admitted now (`Arrivals`).
 
-        If the queue is empty and the scheduler is idle, the thread ends. The next `submit` starts
-        another.
+        If the queue is empty and the scheduler is idle, the solver's thread ends. The next `submit`
+        starts another thread.
         """
         with self._lock:
             first = next(iter(self._waiting), None)
@@ -224,15 +226,15 @@ class SubmitQueue:
             return self._waiting.take()
 
     def _forget_thread(self) -> None:
-        """Mark the thread as ended."""
+        """Record that the solver's thread has ended, so that `submit` starts another."""
         self._thread = None
         atexit.unregister(self.close)
 
     def _check_outside(self) -> None:
-        """Check that this is not the thread that solves, because it would wait for itself.
+        """Check that the caller is not the solver's thread, which would wait for itself.
 
         Raises:
-            InputError: if it is.
+            InputError: in the solver's thread.
         """
         if threading.current_thread() is self._thread:
             raise InputError("a callback cannot wait for a search of the same Solver")
@@ -240,8 +242,8 @@ class SubmitQueue:
     def close(self, wait_s: float | None = None) -> None:
         """Cancel all requests, and wait at most `wait_s` seconds until the thread has ended.
 
-        It is also called at the interpreter's exit: a thread that is inside PyTorch then would
-        abort the process.
+        The interpreter's exit also calls this, because a thread that is still inside PyTorch at the
+        exit would abort the process.
         """
         with self._lock:
             handles, thread = list(self._handles.values()), self._thread
@@ -257,7 +259,7 @@ class SubmitQueue:
                 with self._lock:
                     handle = self._handles.pop(request)
                 handle.settle(outcome)
-        # a broken link, or a bug: all handles get the error, so that no caller waits for ever
+        # A broken link, or a bug: every handle gets the error, so that no caller waits for ever.
         except BaseException as error:
             with self._lock:
                 handles = list(self._handles.values())

@@ -1,7 +1,7 @@
 """Machinery: what all problems of a solver share: models, memory plan, KV caches, batch, counters.
 
-It is built from the settings in the order in which the memory number (`--memory`) is spent: models,
-KV tiers, schedule, verifier, batch (LBS, section 4; FlashTTS, 4.3).
+`Machinery` allocates memory within `--memory` in this order: models, KV tiers, schedule, verifier,
+batch (LBS, section 4; FlashTTS, 4.3).
 """
 
 from __future__ import annotations
@@ -71,36 +71,36 @@ _SMALLER = "use a smaller model, int8 or int4 weights, or a narrower --dtype"
 class Machinery:
     """Loaded models with their memory and KV caches, shared by all problems of a solver.
 
-    settings: the settings with all `auto` values replaced. Everything after this point reads these.
-    threads: the number of torch's threads, and the reason for it.
+    settings: the settings with all `auto` values replaced by concrete ones.
+    threads: the number of torch's threads, and the reason for this number.
     exact: True if the models are batch-invariant on this machine (`engine.selftest`).
-    token_stats: names of the statistics that are kept of every token.
-    payoff: measurements of earlier problems, of whether speculation saves time.
-    not_captured: reasons why decode steps run as plain calls and not as captured graphs.
-    batch: the writer that decodes the steps of all trees.
+    token_stats: names of the statistics (such as entropy) that are stored for every token.
+    payoff: measurements, from earlier problems, of whether speculation saves time.
+    not_captured: reasons why decode steps run without captured CUDA graphs.
+    batch: decodes the steps of all trees: the running batch, or the client of a remote server.
 
     Raises:
-        InputError: for a bad model or verifier, or a memory number that is too small for them.
+        InputError: for a bad model or verifier, or if `--memory` is too small for both.
     """
 
-    reader: LoadedModel | RemoteGenerator  # has the tokenizer that reads prompts
+    reader: LoadedModel | RemoteGenerator  # the generator, whose tokenizer encodes prompts
     schedule: SchedulePolicy
-    # Verifiers that score at the same time, usually one. `scorers` are their models over one copy
-    # of the weights.
+    # Verifiers that score concurrently, usually one. `scorers` are their models, which share one
+    # copy of the weights.
     verifiers: Sequence[Verifier]
-    sizes: Sequence[ModelBytes]  # sizes of the models here, the generator first
+    sizes: Sequence[ModelBytes]  # sizes of the models in this process, the generator first
     plan = MemoryPlan(0, 0)
-    generator: TreeModel | None = None  # the model with its KV; None if it is remote
+    generator: TreeModel | None = None  # the generator with its KV; None if it is remote
     scorers: Sequence[TreeModel] = ()
-    # The host tier of each model, in the order of `sizes`; empty if all KV is on the device. The
-    # tiers share one wire, so the counters of any link are those of all.
+    # The host tier of each model, in the order of `sizes`; empty if all KV is on the device. All
+    # tiers share one physical link, so each link's counters include the traffic of all models.
     tiers: Sequence[HostOptions] = ()
     shared: SharedMemory | None = None  # KV memory that can move between the models
-    moving: MovingSplit | None = None  # moves the shared memory
+    moving: MovingSplit | None = None  # moves `shared` memory from one model to the other
     rule: SparseRule | None = None  # the selection rule of sparse decoding
-    why_sparse: str | None = None  # why `--sparse auto` chose its method
+    why_sparse: str | None = None  # reason, as text, why `--sparse auto` chose its method
     remote: RemoteGenerator | None = None  # the generator, if it is a remote server
-    scored_by: LoadedModel | None = None  # the verifier's model as it was loaded
+    scored_by: LoadedModel | None = None  # the verifier's model without KV, as loaded
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Machinery:
         progress: Progress,
     ) -> None:
         """verifier: the user's own or a declared verifier; None for one that the settings name.
-        strategy: the solver's strategy.
+        strategy: tells which token statistics must be stored.
         """
         self.settings, self.timeline, self.progress = settings, timeline, progress
         self.payoff, self.not_captured, model = Payoff(), list[str](), settings.model
@@ -132,8 +132,8 @@ class Machinery:
         for each in models:
             alike.setdefault(kind(each.decoder, each.tested), []).append(each)
         with self.threads.in_use():
-            # Test all groups, without a short circuit: each learns how few rows it may compute at a
-            # time.
+            # Test every group, even after one has failed, because the test also sets the minimum
+            # number of rows that the group's models compute together.
             decoders = [([each.decoder for each in of], of[0].tested) for of in alike.values()]
             self.exact = all([set_least_rows(*group) for group in decoders])
         trim_heap()
@@ -141,7 +141,7 @@ class Machinery:
     # --- loading -----------------------------------------------------------------------------
 
     def _load(self, verifier: Verifier | None) -> None:
-        """Load both models, replace `auto` settings that depend on them, and divide the memory."""
+        """Load both models, replace `auto` settings that depend on models, and divide memory."""
         model = self.settings.model
         settled.check_layers(self.settings)
         self.progress.doing(f"loading the generator {model.model}")
@@ -251,7 +251,7 @@ class Machinery:
         self.verifiers = [source.on(scorer) for scorer in self.scorers]
 
     def _make_batch(self) -> RunningBatch | RemoteSteps:
-        """Create what decodes steps: the running batch, or the client of a remote server."""
+        """Create the writer of steps: the running batch, or the client of a remote server."""
         settings, stats, remote = self.settings, self.token_stats, self.remote
         for model in self.tree_models:
             capture_passes(settings.schedule.graphs, model, self.not_captured.append)
@@ -290,9 +290,9 @@ class Machinery:
     def _plan(
         self, backend: AttentionBackend | None = None, *, tails_apart: bool = True
     ) -> MemoryPlan:
-        """Divide the memory number into KV budgets.
+        """Divide `--memory` into KV budgets.
 
-        backend: the attention backend, if its kernels may read KV in place.
+        backend: the attention backend, if its kernels may read KV in place; otherwise None.
         tails_apart: True if the rows' tails are kept outside the blocks.
         """
         settings, free = self.settings, free_bytes(self.device)
@@ -337,12 +337,12 @@ class Machinery:
 
     @property
     def tree_models(self) -> list[TreeModel]:
-        """The same models without their roles."""
+        """All models that keep KV here, the generator first."""
         return [model for _, model in self.models]
 
     @property
     def dtype(self) -> str:
-        """The generator's dtype; "elsewhere" for a remote server, which does not tell it."""
+        """The generator's dtype; "elsewhere" for a remote server, whose dtype is unknown."""
         dtype = "elsewhere" if self.generator is None else str(self.generator.decoder.dtype)
         return dtype.removeprefix("torch.")
 
@@ -378,7 +378,7 @@ class Machinery:
         return used
 
     def stop_threads(self) -> None:
-        """Stop the threads of the links and of a remote generator. They start again when needed."""
+        """Stop the threads of links and of a remote generator. The next use restarts them."""
         for tier in self.tiers:
             tier.link.close()
         if self.remote is not None:
@@ -386,7 +386,7 @@ class Machinery:
 
 
 def _sizes(model: LoadedModel, *, scores: bool = False, parts: int = 1) -> ModelBytes:
-    """Return the sizes of a loaded model."""
+    """Return the byte sizes of a loaded model: weights, KV and working memory."""
     decoder = model.decoder
     kept = decoder.shape, decoder.dtype.itemsize, model.storage, decoder.kv_dtype
     return ModelBytes(*kept, scores, parts)

@@ -1,6 +1,6 @@
-"""Memory plan: divide one number (`--memory`) into KV budgets of generator, verifier and host.
+"""Memory plan: divide `--memory` into KV budgets of generator, verifier and host.
 
-It also gives advice if a budget was too small.
+`advice` tells the user which option to change if a budget was too small.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
-_PREFILL_TOKENS = 4096  # limit on a batch, see `models.prefill`
-# A row's tail is its newest tokens, which are not yet in blocks. This is its largest size in
-# tokens.
+_PREFILL_TOKENS = 4096  # maximum number of tokens in a prefill batch
+# Maximum size in tokens of a row's tail: its newest KV, which is not yet in blocks.
 _TAIL_TOKENS = 256
 _LEAST_TAIL_TOKENS = 16
-# Tails get at most a quarter of the memory that is left for KV, its working copies and tails.
+# Of the memory that is left for KV, working copies and tails, at most one part in 4 is for tails.
 _TAILS_PART = 4
-# The share of a card's free memory that may be used. The rest covers fragmentation and libraries.
+# Share of a GPU's free memory that is used. The rest covers fragmentation and libraries.
 _FREE_SHARE = 0.9
-_LIBRARIES_PART = 50  # One part in 50 of the memory number is reserved for libraries on a card.
-_TOKENS_OF_A_ROW = 128  # Assumed tokens of a tree per beam; shared tokens count once.
+_LIBRARIES_PART = 50  # On a GPU, one part in 50 of `--memory` is reserved for libraries.
+# Assumed number of a tree's tokens per beam, where tokens that beams share count once.
+_TOKENS_OF_A_ROW = 128
 
 
 @dataclass(frozen=True)
 class ModelBytes:
     """Memory needs of one model in a given dtype, in bytes.
 
-    storage, kv_dtype: how projection weights and KV are stored.
-    scores: True for a verifier on a GPU. Its activations then cover reading one step of every row
-        in one call. On a CPU these are not part of the number.
-    parts: the number of verifiers that run at a time over one copy of the weights (`--verifiers`).
-        Each has its own part of the KV.
+    storage, kv_dtype: formats in which projection weights and KV are stored.
+    scores: True for a verifier on a GPU. `activations` then cover scoring one step of every row in
+        one call. On a CPU, `--memory` does not include this memory.
+    parts: number of verifiers that run concurrently and share one copy of the weights
+        (`--verifiers`). Each has its own part of the KV.
     """
 
     shape: ModelShape
@@ -65,7 +65,7 @@ class ModelBytes:
 
     @property
     def costs(self) -> ModelCosts:
-        """The costs of running the model, for the cost model."""
+        """FLOPs and bytes of this model's passes, from which `plan.costs` estimates times."""
         return ModelCosts.of(self.shape, self.element_bytes, self.storage, self.kv_dtype)
 
     @property
@@ -80,12 +80,12 @@ class ModelBytes:
 
     @property
     def state(self) -> int:
-        """Bytes of a row's state in recurrent layers."""
+        """Bytes of one row's recurrent states in all recurrent layers together."""
         return self.shape.state_bytes(self.element_bytes)
 
     @property
     def held_per_token(self) -> int:
-        """Bytes that one token of a tree occupies: its KV and its share of the states."""
+        """Bytes that one token of a tree occupies: its KV and its share of a recurrent state."""
         return self.kv_per_token + self.state // _TOKENS_OF_A_ROW
 
     @property
@@ -100,33 +100,33 @@ class ModelBytes:
 
     @property
     def blocks(self) -> list[tuple[int, int | None]]:
-        """For each group of layers: the tokens of a block, and the attention window or None."""
+        """For each group of layers: number of tokens per block, and attention window or None."""
         windows = [group.window for group in self.shape.kv_groups]
         return list(zip(group_blocks(self._group_bytes)[1], windows, strict=True))
 
     @property
     def captured(self) -> int:
-        """Estimated bytes that captured graphs of forward passes hold, also between passes."""
+        """Estimated bytes that captured CUDA graphs of forward passes hold permanently."""
         return CAPTURED_TOKENS * self.shape.prefill_width * self.element_bytes
 
     @property
     def _group_bytes(self) -> list[int]:
-        """For each group of layers: the KV bytes of one token."""
+        """KV bytes of one token, for each group of layers."""
         groups = self.shape.kv_groups
         return [group.bytes_per_token(self.element_bytes, self.kv_dtype) for group in groups]
 
     def tails(self, num_rows: int, step_tokens: int = _TAIL_TOKENS) -> int:
-        """Return the bytes of the tails of `num_rows` rows: KV of newest tokens, outside blocks.
+        """Return the bytes of the tails of `num_rows` rows: their newest KV, outside blocks.
 
-        The tails exist twice while rows are rearranged.
+        Two copies of the tails count, because both exist while rows are rearranged.
 
-        step_tokens: the largest number of tokens of a step.
+        step_tokens: maximum number of tokens of a step.
         """
         tokens = max(_LEAST_TAIL_TOKENS, 1 << (step_tokens - 1).bit_length())
         return num_rows * 2 * min(tokens, _TAIL_TOKENS) * self.read_per_token
 
     def partials(self, num_rows: int) -> int:
-        """Return the bytes of partial results that attention kernels keep for `num_rows` rows."""
+        """Return the bytes that attention kernels need for partial results of `num_rows` rows."""
         groups = self.shape.kv_groups
         return num_rows * sum(
             attention_partial_bytes(self.shape.heads, group.head_dim) for group in groups
@@ -135,13 +135,13 @@ class ModelBytes:
     def activations(self, num_rows: int) -> int:
         """Return the estimated working memory of `num_rows` rows.
 
-        It is the larger of the memory of a decode step of these rows and of a prefill batch.
+        The estimate is the larger of two needs: a decode step of these rows, and a prefill batch.
         """
         shape = self.shape
         decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
         scratch = matmul_scratch_bytes(shape, self.storage)
         prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
-        # the prefill of a round's steps, and their hidden states for the score head
+        # A verifier prefills the steps of a round, and keeps their hidden states for its head.
         if self.scores:
             tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)
             reading = tokens * shape.prefill_width * self.element_bytes
@@ -152,11 +152,11 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """KV budgets in bytes, divided from one number.
+    """KV budgets of both models in bytes, as `plan_memory` divides `--memory`.
 
-    tokens_part: the generator's share if both models hold equally many tokens.
-    rows_bytes: bytes for the tails and activations of rows; None on a card, which reports its own
-        free memory.
+    tokens_part: the generator's share of KV bytes if both models hold equally many tokens.
+    rows_bytes: bytes for the tails and activations of rows; None on a GPU, where free memory is
+        measured instead.
     """
 
     generator_kv_bytes: int
@@ -166,7 +166,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of both budgets together."""
+        """KV bytes of generator and verifier together."""
         return self.generator_kv_bytes + self.verifier_kv_bytes
 
 
@@ -180,24 +180,24 @@ def plan_memory(
     free_bytes: int | None = None,
     step_tokens: int | None = None,
 ) -> MemoryPlan:
-    """Divide the memory number into KV budgets.
+    """Divide `--memory` into KV budgets.
 
-    The KV of both models together gets the first of these that applies:
+    The KV of both models together gets the first of these amounts that is known:
     - `--kv-memory`.
     - Half of what `--memory` leaves after weights and activations. The other half, or more for
-      8-bit KV, is for attention's working copies of the current group.
-    - Half of nine tenths of the card's free memory, after activations.
-    - 2 GiB, which the operating system commits as it is touched.
+      8-bit KV, is for attention's working copies of the current group's KV.
+    - Half of nine tenths of the GPU's free memory, after activations.
+    - 2 GiB, which the operating system commits as the memory is touched.
 
     The generator gets the share that `--split` names. With `auto` it gets the share with which both
     models hold equally many tokens, and memory may move during a search (`engine.split`).
 
-    in_place: True if attention kernels read and write KV in place. Instead of working copies there
-        are only their partial results, and decode steps are captured.
-    step_tokens: the longest step, on a CPU, where the number also covers the rows' tails; else
-        None. Tails get a quarter of the remaining memory at most. If they need more, fewer rows run
-        at a time.
-    free_bytes: free memory of the card after the weights are loaded; None on a CPU.
+    in_place: True if attention kernels read and write KV in place. The plan then has room for the
+        kernels' partial results instead of working copies, and for captured decode steps.
+    step_tokens: on a CPU, maximum number of tokens of a step, because `--memory` also covers the
+        rows' tails; None on a GPU. Tails get at most a quarter of the remaining memory. If the
+        tails of all rows need more, fewer rows run at once.
+    free_bytes: free memory of the GPU after the weights are loaded; None on a CPU.
 
     Raises:
         InputError: if weights and activations leave nothing for KV.
@@ -250,7 +250,7 @@ def plan_memory(
 def _rows_at_a_time(
     memory: int | None, models: Sequence[ModelBytes], num_rows: int, free_bytes: int | None
 ) -> int:
-    """Return the number of rows that run at a time; recurrent layers need a state for each."""
+    """Return the number of rows that run at once, as recurrent states limit it."""
     left = free_bytes
     if memory is not None:
         left = memory - sum(model.weights for model in models)
@@ -264,9 +264,9 @@ def weights_and_activations(
 ) -> tuple[int, int]:
     """Return the bytes of all weights, and the bytes of activations.
 
-    The larger model's activations count, since the models run in turns. With `at_once` or with
-    several verifiers, the sum over both models counts. `at_once` is for captured steps, which hold
-    memory while the other model computes; it also adds the captured graphs.
+    If the models run in turns, only the larger model's activations count. With `at_once` or with
+    several verifiers, the sum of both models counts. Set `at_once` if steps are captured as CUDA
+    graphs: graphs hold memory while the other model computes. Their own bytes are added, too.
     """
     needs = [model.parts * model.activations(num_rows) for model in models]
     captured = sum(model.parts * model.captured for model in models) if at_once else 0
@@ -277,7 +277,7 @@ def weights_and_activations(
 def _split_weights(
     split: str | float, generator: ModelBytes, verifier: ModelBytes
 ) -> tuple[int, int]:
-    """Return the initial shares of generator and verifier in the KV memory, as two weights."""
+    """Return two integers in whose ratio generator and verifier share the KV memory at first."""
     if isinstance(split, str):
         return generator.held_per_token, verifier.held_per_token
     own = round(split * _SHARE_PARTS)
@@ -294,12 +294,12 @@ def memory_needed(
     split: str | float = "auto",
     step_tokens: int | None = None,
 ) -> int:
-    """Return the least memory number with which `plan_memory` gives each model these bytes of KV.
+    """Return the minimum `--memory` with which `plan_memory` gives each model its `kv_bytes`.
 
-    models, kv_bytes: for generator and verifier.
-    has_copies: False if KV has its own number (`--kv-memory`), which excludes working copies.
-    split: `--split`. Memory that moves during a search is not considered.
-    in_place, step_tokens: see `plan_memory`.
+    models, kv_bytes: the sizes and the KV needs of generator and verifier.
+    has_copies: False if KV is limited by `--kv-memory`, which excludes working copies.
+    split: `--split`, the shares at the beginning of a search.
+    in_place, step_tokens: the same arguments as of `plan_memory`.
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)
@@ -316,22 +316,25 @@ def memory_needed(
 
 
 def _with_copies(models: Sequence[ModelBytes], kv_bytes: int) -> int:
-    """Return `kv_bytes` plus attention's working copies of the current group.
+    """Return `kv_bytes` plus the maximum size of attention's working copies.
 
-    The copies are as large as the whole KV at most, in the precision in which attention reads it.
+    The copies hold at most the whole KV, in the precision in which attention reads KV.
     """
     wider = max(Fraction(model.read_per_token, model.kv_per_token) for model in models)
     return kv_bytes + ceil(kv_bytes * wider)
 
 
 def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequence[int]) -> int:
-    """Return the least KV memory in which each model's share covers the needs of all its parts."""
+    """Return the minimum KV memory in which each model's share covers its need.
+
+    needs: KV bytes of each model. Every parallel verifier needs this much.
+    """
     needs = [model.parts * need for model, need in zip(models, needs, strict=False)]
     if len(models) == 1:
         return needs[0]
     parts = _split_weights(split, *models)
-    # Both shares come from one number, so the larger need decides. The generator's share is rounded
-    # down, hence the extra byte.
+    # The KV memory is divided in a fixed ratio, so the model with the larger need per share
+    # decides. The extra byte makes up for rounding down the generator's share.
     return 1 + max(-(-need * sum(parts) // part) for part, need in zip(parts, needs, strict=True))
 
 
@@ -340,9 +343,10 @@ def path_needs(
 ) -> tuple[int, ...]:
     """Return the KV bytes of the longest path, for the generator and a verifier if present.
 
-    The longest path that the limits allow is assumed to have as many steps as possible, each with a
-    last block that is almost empty. One block is added, and for recurrent layers a row's state and
-    its parent's state. The verifier reads the path with its own tokenizer, up to its context.
+    The path is the longest one that the limits allow, with the maximum number of steps, each with a
+    last block that is almost empty. One block is added, and for recurrent layers the states of a
+    row and of its parent. The verifier encodes the path with its own tokenizer, so its need is that
+    of its whole context.
     """
     generator, step, search = models[0], settings.step, settings.search
     options = search.model_extra or {}  # options of the strategy
@@ -361,15 +365,15 @@ def path_needs(
 
     needs, num_blocks = list[int](), 0
     for size, window in generator.blocks:
-        # The first step in a window and the current step are held as a whole.
+        # A window may begin inside a step, whose KV is held as a whole, as is the current step's.
         reached = tokens if window is None else min(tokens, window + 2 * step.longest)
         path = min(blocks(reached, num_steps, size), num_steps * -(-step.longest // size) + turns)
         num_blocks += -(-prompt_tokens // size) + path + 1
     num_blocks += 2 * -(-generator.state // generator.block_bytes)
     needs.append(num_blocks * generator.block_bytes)
     for verifier in models[1:]:
-        # A step may change how the last tokens of its parent are tokenised. They are then stored
-        # again with the step.
+        # A step may change how the end of its parent is tokenised. The changed tokens are then
+        # stored again with the step.
         context = verifier.shape.context
         read = [blocks(context, num_steps + 2, size) + num_steps + 2 for size, _ in verifier.blocks]
         needs.append(sum(read) * verifier.block_bytes)
@@ -377,7 +381,7 @@ def path_needs(
 
 
 def least_kv_bytes(settings: Settings, models: Sequence[ModelBytes], prompt_tokens: int) -> int:
-    """Return the least device KV with which locality (`--schedule auto`) holds any path.
+    """Return the minimum KV bytes on the device with which locality can decode any path.
 
     models: the generator and, if it keeps KV, the verifier.
     prompt_tokens: tokens of the longest prompt.
@@ -395,11 +399,11 @@ def advice(
     models: Sequence[ModelBytes],
     prompt_tokens: int,
 ) -> str:
-    """Return advice for a device KV budget of `kv_bytes` that was too small.
+    """Return advice for the user, after a device KV budget of `kv_bytes` was too small.
 
-    It names a number only if that number is certain to be enough.
+    The advice names a number of bytes only if that number is certain to be enough.
 
-    models, prompt_tokens: the same as in `least_kv_bytes`.
+    models, prompt_tokens: the same as of `least_kv_bytes`.
     """
     if schedule != "locality" and settings.sparse.sparse_home != "host":
         return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
@@ -411,14 +415,14 @@ def advice(
 
 
 def host_kv_bytes(settings: Settings) -> int:
-    """Return `--host-memory`, or half of the memory of the machine or of its container.
+    """Return `--host-memory`, or by default half of the memory of the machine or container.
 
-    Pages are committed as they are touched. For a GPU they are pinned as they are first used. Other
-    programs cannot use pinned memory, so the default for a GPU is at most 16 GiB.
+    The operating system commits pages as they are touched. With a GPU, pages are pinned at their
+    first use, and other programs cannot use pinned memory, so the default is at most 16 GiB.
     """
     if settings.memory.host_memory is not None:
         return settings.memory.host_memory
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    with suppress(OSError, ValueError):  # the file may be missing, or contain "max"
+    with suppress(OSError, ValueError):  # the limit file may be missing, or contain "max"
         half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
     return half if settings.model.device == "cpu" else min(half, _MOST_PINNED_BYTES)

@@ -8,14 +8,14 @@ from typing import Any
 
 from beamwright.counters import Progress
 
-# Least seconds between two messages to the browser.
+# Minimum seconds between two messages to the browser.
 _BETWEEN_S = 0.25
 
 
 def usual_progress() -> Progress:
     """Return the default progress: a line in a notebook, otherwise nothing."""
-    # A notebook's kernel has imported both packages, so other programs do not wait for their
-    # import.
+    # A notebook's kernel has already imported IPython and ipykernel. Look for them without an
+    # import, which would slow down other programs.
     python = sys.modules.get("IPython") if "ipykernel" in sys.modules else None
     shell = None if python is None else python.get_ipython()
     return Progress() if getattr(shell, "kernel", None) is None else CellProgress(shell)

@@ -1,7 +1,7 @@
 """Options of `Solver` and its calls with their types: settings, and options of built-in parts.
 
-`options.pyi` in the same folder gives type checkers and editors the same types; `make stubs` writes
-it. Options that a plugin declares are accepted by name, but no type checker knows them.
+`make stubs` writes the same types to `options.pyi`, for type checkers and editors. Options that a
+plugin declares are accepted by name, but no type checker knows them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ OBJECTS: dict[str, Any] = {"verifier": ScoreFunction | Verifier}
 
 
 def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
-    """Return the type and the field of each option of these sections.
-
-    The type is the one that a caller may pass.
-    """
+    """Return each option of these sections, as the type that a caller may pass and the field."""
     options: dict[str, tuple[Any, FieldInfo]] = {}
     for section in sections:
         info = Settings.model_fields[section]

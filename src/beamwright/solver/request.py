@@ -1,8 +1,8 @@
 """Read and check the arguments of a call to `Solver`, and make requests of them.
 
-A user may pass an object in the place of a name: a strategy, a verifier, or stop functions. It is
-checked for the methods that it needs, and checkpoints name it by its identity. A declared class
-becomes a setting with its name. A request is a problem that waits or runs.
+A user may pass a strategy, a verifier or stop functions as objects instead of names. An object is
+checked for the methods that it needs, and checkpoints record its identity. A class that a plugin
+declared is replaced by its name in the settings. A request is a problem that waits or runs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOption
 class ScoreOptions(TypedDict, total=False):
     """Options of a call that scores given steps.
 
-    delimiter: the text that is added to every step of a path but the last, unless the step ends
-        with it. None is the solver's own delimiter; "" leaves the steps unchanged.
+    delimiter: text that is appended to each step of a path except the last, unless the step ends
+        with this text. None: the solver's own delimiter; "": steps stay unchanged.
     aggregate, deadline, priority: the same as for a problem.
     """
 
@@ -57,29 +57,29 @@ class ScoreOptions(TypedDict, total=False):
     priority: int
 
 
-# A time on `time.perf_counter`, and all counters at this time, see `Machinery.counted`.
+# A time of `time.perf_counter`, and copies of all counters at this time (`Machinery.counted`).
 Mark = tuple[float, Mapping[str, Counters]]
 
-# Options about the generator's KV and computation, without effect if it is remote.
+# Options about the generator's KV and computation, without effect on a remote generator.
 _NOT_REMOTE = (
     "weights", "top_logprobs", "split", "schedule", *GROUPING_OPTIONS, "inter_beam", "prefetch",
     "reuse", "evict", "link_bandwidth", "batching", "speculation", "verify_ahead", "write_back",
     "graphs", "sparse", "drafts",
 )  # fmt: skip
 
-_BESIDE = ("stop", "plugins")  # may be combined with a Settings object
+_BESIDE = ("stop", "plugins")  # options that may accompany a Settings object
 
 
 @dataclass(frozen=True)
 class UserParts:
-    """The objects that the user passed; None, or no stops, for parts that the settings name."""
+    """Objects that the user passed instead of names. None, or no stops: the settings decide."""
 
     strategy: Strategy | None = None
     verifier: Verifier | None = None
     stops: tuple[StopFunction, ...] = ()
 
     def identities(self) -> dict[str, str]:
-        """Return the identities, for checkpoints, of the objects that the tree depends on."""
+        """Return the identities of the objects that the tree depends on, for checkpoints."""
         parts = {"search": self.strategy, "verifier": self.verifier}
         return {
             option: f"{OBJECT_PREFIX}{identity_of(getattr(part, 'function', part))}"
@@ -88,7 +88,7 @@ class UserParts:
         }
 
     def strategy_for(self, search: SearchSettings) -> Strategy:
-        """Return the user's strategy with these settings, or the strategy that they name."""
+        """Return the user's strategy with these settings, or else the one that `search` names."""
         if isinstance(self.strategy, SearchPolicy):
             strategy: Strategy = type(self.strategy)(**{**dict(self.strategy), "search": search})
         else:
@@ -101,7 +101,7 @@ class ProblemSettings:
     """Settings, strategy and user objects with which one problem is solved.
 
     given: the settings as the user wrote them.
-    settings: the given settings with defaults and `auto` replaced.
+    settings: `given` with concrete values in place of defaults and `auto`.
     """
 
     given: Settings
@@ -111,7 +111,7 @@ class ProblemSettings:
 
     @classmethod
     def of(cls, given: Settings, parts: UserParts) -> ProblemSettings:
-        """Complete settings and objects; raise InputError if they contradict each other."""
+        """Fill in defaults and the strategy; raise InputError if settings and objects conflict."""
         settings = with_defaults(
             given,
             own_scores=parts.verifier is not None or parts.strategy is not None,
@@ -128,7 +128,7 @@ class ProblemSettings:
         options: flat options of the settings, `strategy`, `stop` and `plugins`.
 
         Raises:
-            InputError: if they contradict each other.
+            InputError: if two arguments contradict each other.
         """
         expect(settings, Settings | None, "Solver takes options by name, as in Solver(model=...)")
         beside = any(value is not None for name, value in options.items() if name not in _BESIDE)
@@ -193,10 +193,10 @@ class ProblemSettings:
     def with_time(
         self, models: Iterable[LoadedModel | RemoteGenerator | None], now: str | None = None
     ) -> ProblemSettings:
-        """Return a copy with a fixed time for chat templates, if one of these models' reads it.
+        """Return a copy with a fixed time for chat templates, if a template of `models` reads it.
 
-        Later renderings then give the same text. The time is the setting, or `now`, or the current
-        time.
+        A later rendering then gives the same text. The time is the setting `step.now` if given,
+        else the argument `now`, else the current time.
         """
         codecs = (None if model is None else model.codec for model in models)
         settings = self.settings
@@ -209,8 +209,8 @@ class ProblemSettings:
     def decoding(self, sees: Sees) -> Decoding:
         """Return the sampling and step settings for the engine.
 
-        A thought is one step if the verifier does not score thoughts, unless `--thought-steps` is
-        set.
+        If the verifier scores answers only, a whole thought is one step, unless `--thought-steps`
+        is set.
         """
         step = self.settings.step
         if step.thought_steps == "auto" and sees == "answer":
@@ -229,27 +229,27 @@ class ProblemSettings:
 class Request:
     """One problem in the solver's queue or in flight."""
 
-    make_tree: Callable[[], SearchTree]  # called again if the tree did not fit next to others
+    make_tree: Callable[[], SearchTree]  # called again if the search is restarted alone
     problem: ProblemSettings
     asked: Problem | int  # the problem, or the number of tokens of a synthetic prompt
     on_round: RoundCallback | None = None
-    save: CheckpointWriter | None = None  # writes its checkpoints
-    # Called before the search begins, to restore a checkpoint or to give steps that are scored.
+    save: CheckpointWriter | None = None  # writes the search's checkpoints; None: none are written
+    # Called before the search begins, to restore a checkpoint or to insert the steps to score.
     prepare: Callable[[TreeRun], None] | None = None
-    draws: bool = True  # False if no steps are sampled, so it needs no slots
-    priority: int = 0  # a larger one goes first
+    draws: bool = True  # False for a request that samples no steps, and therefore needs no slots
+    priority: int = 0  # requests with a larger priority are admitted and decoded first
     # Time from which the deadline counts, on `time.perf_counter`; None: when the search begins.
     submitted_s: float | None = None
-    begun: bool = False  # True once its search has begun
+    begun: bool = False  # True once the search has begun
     cancelled: bool = False  # True to end the search; set by any thread
-    ran_with_others: bool = False  # True if other searches were in flight with it
-    since: Mark = (0.0, {})  # when it was last admitted
+    ran_with_others: bool = False  # True if other searches were in flight at the same time
+    since: Mark = (0.0, {})  # time and counters at the last admission of this request
 
     @property
     def waited_s(self) -> float:
-        """Seconds in the queue that count against the deadline, at most all of it.
+        """Seconds in the queue that count against the deadline, at most the whole deadline.
 
-        Scoring then still gets the executor's grace period.
+        After the whole deadline, the executor's grace period still allows some scoring.
         """
         deadline_s = self.problem.settings.stop.deadline
         if self.submitted_s is None or deadline_s is None:
@@ -284,9 +284,9 @@ def check_options_used(settings: Settings, parts: UserParts) -> None:
 def _unused_options(
     settings: Settings, parts: UserParts, row: ScheduleRow
 ) -> dict[str, tuple[str, ...]]:
-    """Return the options that have no effect, by the reason."""
+    """Return the options that have no effect, grouped by the reason, as text."""
     model, ignored = settings.model, row.unused_options
-    # with a host home, no schedule keeps KV on the device
+    # with `--sparse-home host`, no schedule keeps KV on the device
     if settings.sparse.sparse_home == "host":
         ignored = ()
     kind = (model.verifier or "none").partition(":")[0]
@@ -314,9 +314,9 @@ def _unused_options(
 
 
 def take_parts(options: dict[str, Any]) -> UserParts:
-    """Remove the user's objects from the options, and return them.
+    """Remove the user's objects from the options, and return these objects.
 
-    A declared class or function becomes the setting that names it.
+    A class or function that a plugin declared is replaced by the setting that names it.
 
     Raises:
         InputError: if an object lacks a method, or if a part is given twice.
@@ -339,10 +339,10 @@ def take_parts(options: dict[str, Any]) -> UserParts:
 
 
 def _take_strategy(options: dict[str, Any]) -> Strategy | None:
-    """Remove the strategy from the options; return it, or None if it became a setting.
+    """Remove the strategy from the options; return it, or None if a setting replaces it.
 
     Raises:
-        InputError: if it has no method `select`, or if `search` is given, too.
+        InputError: if the strategy has no method `select`, or if `search` is given, too.
     """
     strategy: Any = options.pop("strategy", None)
     if strategy is None:
@@ -358,7 +358,7 @@ def _take_strategy(options: dict[str, Any]) -> Strategy | None:
 
 
 def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str, Any]) -> bool:
-    """Put a declared part's name and options into `options`; return False if it is not declared."""
+    """Put a declared part's name and options into `options`; return False for other parts."""
     for row in table.values():
         # A declared function or class, or an instance of a declared class.
         if row.make is part:
@@ -405,7 +405,7 @@ def read_problems(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str
 def read_paths(paths: Any, delimiter: str) -> list[list[str]]:
     """Return the given paths as lists of step texts that end with the delimiter, except the last.
 
-    delimiter: see `ScoreOptions`.
+    delimiter: text to append to steps that do not end with it.
 
     Raises:
         InputError: if `paths` is not a list of lists of texts, or if a list is empty.
@@ -445,6 +445,6 @@ def check_problem(problem: Any, problem_id: Any, on_round: Any) -> None:
 
 
 def expect(value: Any, kind: Any, words: str) -> None:
-    """Raise InputError, which begins with `words`, if `value` does not have the type `kind`."""
+    """Raise InputError with a message that begins with `words` if `value` is not a `kind`."""
     if not isinstance(value, kind):
         raise InputError(f"{words}, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""RequestScheduler: admit a solver's requests to the engine, and return each one's outcome."""
+"""RequestScheduler: admit a solver's requests to the engine, and return their outcomes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from beamwright.verify.spec import aggregate
 Outcome = Solution | BeamwrightError
 
 
-# Source of requests. `arrivals(has_room, is_idle)` returns the next request, or None if none may
-# start now. `has_room` is False if no further search fits; only a request with given steps may
-# start then. If the scheduler is idle, None ends its run.
+# Source of requests. `arrivals(has_room, is_idle)` returns the next request, or None if no request
+# may start. If `has_room` is False, no further search fits, and only a request that scores given
+# steps may start. If `is_idle` is True, returning None ends the scheduler's run.
 Arrivals = Callable[[bool, bool], Request | None]
 
 
@@ -52,10 +52,10 @@ def arrivals_of(requests: Iterable[Request]) -> Arrivals:
 
 
 class RequestScheduler:
-    """Runner of requests, several at a time. An error of one request does not affect the others.
+    """Runs requests concurrently, and yields each request with its solution or its own error.
 
-    A request whose KV did not fit next to others is tried again alone. With `--executor auto`,
-    generator and verifier then stop running concurrently, so that they can share their memory.
+    A request whose KV did not fit next to others is tried again alone. In this second try, with
+    `--executor auto`, generator and verifier run in turns, so that they can share memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RequestScheduler:
         in_flight: int | None = None,
     ) -> None:
         """turn: renders a further user message of a conversation.
-        in_flight: the limit on requests at a time, see `TreeAdmission`.
+        in_flight: maximum number of searches at once; None: as many as keep the device busy.
         """
         self._machinery, self._schedule, self._turn = machinery, schedule, turn
         stores = [model.store for model in machinery.tree_models]
@@ -86,7 +86,7 @@ class RequestScheduler:
         self._ended: deque[tuple[Request, Outcome]] = deque()
 
     def _make_engine(self, in_flight: int | None) -> Engine:
-        """Return an engine for `in_flight` problems at a time."""
+        """Return an engine for at most `in_flight` problems at once."""
         machinery, settings = self._machinery, self._machinery.settings.schedule
         models, verifier = (machinery.generator, *machinery.scorers), machinery.verifier
         exact, threads = machinery.exact, machinery.threads.count
@@ -96,8 +96,8 @@ class RequestScheduler:
         accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
         parts = machinery.batch, machinery.verifiers, accounting, models
         executor = make_executor(settings, *parts, *shown, beside=beside)
-        # With a verifier worker, memory is not moved: only the worker's thread may use the
-        # verifier's store.
+        # If the verifier runs on its own thread, memory is not moved between the models, because
+        # only that thread may use the verifier's store.
         self._meter.moving = None if beside else machinery.moving
         return Engine(
             executor,
@@ -113,7 +113,7 @@ class RequestScheduler:
 
     @property
     def _may_take_turns(self) -> bool:
-        """True if models that run concurrently now could take turns, and so share their memory."""
+        """True if the models run concurrently, but could run in turns and share their memory."""
         machinery = self._machinery
         fixed = machinery.moving is not None and self._meter.moving is None
         return fixed and machinery.settings.schedule.executor == "auto"
@@ -123,12 +123,12 @@ class RequestScheduler:
 
         Raises:
             LinkError: if the link fails.
-            Interrupted: on Ctrl-C. In both cases, `partial` has the finished candidates if only one
-                tree was in flight.
+            Interrupted: on Ctrl-C. If only one tree was in flight, `partial` of either error has
+                the tree's finished candidates.
         """
         machinery = self._machinery
-        # Kernels are launched on the thread's current card, and a new thread starts with the first
-        # card.
+        # Kernels are launched on the thread's current GPU, which in a new thread is the first GPU.
+        # This call selects the GPU of `--device`.
         check_device(machinery.settings.model.device)
         try:
             while True:
@@ -157,9 +157,9 @@ class RequestScheduler:
     # --- admission ---------------------------------------------------------------------------
 
     def _admit(self, arrivals: Arrivals) -> None:
-        """Admit requests while there is room.
+        """Admit requests from `arrivals` while further searches fit.
 
-        A request that has to run alone waits until no other request runs.
+        A request that is tried again alone waits until no other request runs.
         """
         while not self._ended:
             if self._alone:
@@ -252,13 +252,13 @@ class RequestScheduler:
     ) -> BeamwrightError | Interrupted:
         """Add advice, and the candidates so far (`partial`), to an error that ended these trees.
 
-        The candidates are set if exactly one tree ended. If its user stopped it and no path is
-        finished, they are unfinished paths.
+        `partial` is set if exactly one tree ended. If the user stopped the search before any path
+        was finished, it contains unfinished paths.
         """
         machinery = self._machinery
         stopped = error if isinstance(error, BeamwrightError) else Interrupted()
         if isinstance(error, LinkError):
-            machinery.stop_threads()  # a thread that died is started again with the next problem
+            machinery.stop_threads()  # the next problem starts new threads in place of a dead one
         if isinstance(error, CapacityError) and error.tier == DEVICE_TIER and ended:
             request, kv_bytes = next(iter(ended.values())), machinery.plan.kv_bytes
             most = max(len(run.tree.root.token_ids) for run in ended)

@@ -1,7 +1,7 @@
 """Resolve settings that are `auto`: the schedule, sparse decoding, and the number of rows.
 
-The values follow from the models' sizes and this machine. Settings that do not fit the model are
-refused. No model is loaded here (LBS, section 4; AsyncSpade).
+The functions derive these values from the models' sizes and this machine, and raise InputError for
+settings that a model does not support. They load no model (LBS, section 4; AsyncSpade).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _PROMPT_TOKENS, _STEP_TOKENS = 128, 32  # assumed tokens of a prompt, and of a s
 
 
 def with_schedule(settings: Settings) -> Settings:
-    """Return the settings with a concrete schedule, and with the settings that it determines.
+    """Return the settings with a concrete schedule, and with settings that follow from it.
 
-    `auto` is locality. If everything fits the device, locality has one group and never uses the
-    link, and its results are bitwise equal for any budget. If all KV is on the host, `auto` is
-    in-gpu, because nothing has to leave the device.
+    `auto` becomes locality. If all KV fits the device, locality decodes one group and never uses
+    the link, and its results are bitwise equal for any KV budget. If all KV is on the host, `auto`
+    becomes in-gpu, because there is no KV to move between host and device.
     """
     schedule = settings.schedule
     if schedule.schedule == "auto":
@@ -55,10 +55,10 @@ def with_schedule(settings: Settings) -> Settings:
 
 
 def kv_method(settings: Settings) -> KVMethod:
-    """Return how the generator's KV is kept and read, from the schedule and sparse decoding.
+    """Return the store and attention of the generator's KV, as schedule and `--sparse` need them.
 
     Raises:
-        InputError: for options that exclude each other.
+        InputError: if the options of schedule and sparse decoding exclude each other.
     """
     row = schedule_row(settings.schedule)
     method = KVMethod(has_tier=not row.resident) if row.kv_method is None else row.kv_method()
@@ -69,7 +69,7 @@ def check_layers(settings: Settings) -> None:
     """Check that the requested options support the layers of the model.
 
     Raises:
-        InputError: if one does not.
+        InputError: for an option that does not support a layer.
     """
     kept, method = settings.model.kv_dtype, kv_method(settings)
     if kept != "auto" and method.home_option is not None:
@@ -92,9 +92,9 @@ def check_layers(settings: Settings) -> None:
 def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
     """Return the hardware profile of a device.
 
-    For a card, the profile is its data sheet. An unlisted card gets the default card's profile with
-    its own memory. For a CPU, it is the profile that `doctor --probe` measured, or else a named
-    one.
+    A known GPU has a profile from its data sheet. An unknown GPU gets the default GPU's profile
+    with its own memory size. A CPU has the profile that `doctor --probe` measured, or else a
+    default one.
 
     graphs: True if decode steps run as captured CUDA graphs.
     """
@@ -117,10 +117,10 @@ def with_sparse(
     models: Sequence[ModelBytes],
     plan: MemoryPlan,
 ) -> tuple[Settings, str]:
-    """Return the settings with a concrete method for `--sparse auto`, and the reason for it.
+    """Return the settings with a method in place of `--sparse auto`, and the reason, as text.
 
-    The decision (`plan.sparse`) is made for the longest search that the settings allow, after a
-    prompt of usual length.
+    `plan.sparse` decides for the longest search that the settings allow, after a prompt of
+    `_PROMPT_TOKENS` tokens.
 
     models: the generator and, if it keeps KV, the verifier.
     """
@@ -163,10 +163,10 @@ def with_sparse(
 def with_most_rows(
     settings: Settings, method: KVMethod, generator: ModelBytes, kv_bytes: int
 ) -> Settings:
-    """Return the settings with `max_batch` limited to the rows for which the device's KV has room.
+    """Return the settings with `max_batch` lowered to the rows that fit the device's KV memory.
 
     Raises:
-        InputError: if there is no room for one row.
+        InputError: if not even one row fits.
     """
     if method.most_rows is None:
         return settings

@@ -15,30 +15,30 @@ from beamwright.tree import Lineage, SearchTree
 
 # Fields of a solution that are copied from the chosen candidate.
 OF_CHOSEN = ("answer", "text", "score", "stop", "lineage")
-_SHOWN = 5  # limit on the candidates that a notebook shows
-# Limit on the characters of a tree page that a notebook keeps for each solution.
+_SHOWN = 5  # maximum number of candidates that a notebook shows
+# Maximum number of characters of a tree page that a notebook embeds for a solution.
 _MOST_PAGE_CHARACTERS = 300_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A final candidate of a search."""
+    """A final candidate of a search: its answer, text, score and place in the tree."""
 
     answer: str | None
-    vote: str | None  # one text for all equal answers; None without an answer
-    text: str  # the whole reply
+    vote: str | None  # normalised answer, the same for equal answers; None without an answer
+    text: str  # the whole reply, thoughts included
     score: float | None
     stop: str
     tokens: int  # tokens after the prompt
-    # Lineage of its last step. `solution.tree.node(lineage)` is that step, and its `path()` the
-    # path.
+    # Lineage of the candidate's last step, `solution.tree.node(lineage)`. The `path()` of this node
+    # has all steps.
     lineage: Lineage
     # The verifier's score of each step, in order; None for a step without a score.
     step_scores: tuple[float | None, ...]
-    notes: Mapping[str, str]  # the verifier's latest notes about it, by kind
-    said: str  # the reply after its thoughts
-    thought: str  # the text of its thoughts
-    thought_tokens: int  # tokens of these thoughts
+    notes: Mapping[str, str]  # the verifier's latest texts about the candidate, such as a critique
+    said: str  # the reply without thoughts
+    thought: str  # the text of the reply's thoughts
+    thought_tokens: int  # number of tokens of the thoughts
 
     def to_json(self) -> dict[str, Any]:
         """Return the candidate as in the output of `solve --json`, without empty notes."""
@@ -54,7 +54,7 @@ class TreeStats:
     nodes: int  # decoded steps
     pruned: int
     unique_tokens: int  # tokens of all decoded steps
-    path_tokens: int  # tokens of the candidates' paths, shared tokens counted again
+    path_tokens: int  # tokens of the candidates' paths; a token counts once per path that shares it
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class TokenCounts:
 
     generated: int
     kept: int  # generated tokens of steps that were not pruned
-    # Generated tokens that a path of the same round had, too, see `tree.repeated_tokens`
+    # Generated tokens that repeat those of another path in the same round (`tree.repeated_tokens`).
     repeated: int
     thought: int  # generated tokens of thoughts
     overrun: int  # sampled after the end of a step, and discarded
     speculated: int  # decoded before selection
-    speculated_kept: int  # of these, tokens of nodes that were opened later
+    speculated_kept: int  # speculated tokens of nodes that selection opened later
     drafted: int  # draft tokens that were verified
     draft_accepted: int  # accepted draft tokens
     generator_prefilled: int | None
@@ -80,13 +80,13 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class KVStats(CounterView):
-    """KV on both tiers, and its traffic on the link.
+    """KV on device and host, and its traffic on the link.
 
-    The numbers cover both models and all problems in flight together. Host numbers are None if
-    there is one tier. All are None if the generator is remote.
+    The numbers cover both models and all problems in flight together. Host numbers are None if all
+    KV is on the device. All numbers are None if the generator is remote.
 
-    dm_lower_bound_bytes: a lower bound of the bytes over the link (LBS).
-    scratch_peak_bytes: attention's working copies of a group, outside the budget.
+    dm_lower_bound_bytes: lower bound of the bytes that any schedule moves over the link (LBS).
+    scratch_peak_bytes: maximum size of attention's working copies, which the KV budget excludes.
     """
 
     device_budget_bytes: int | None = None
@@ -120,15 +120,14 @@ class MemoryStats:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStats(CounterView):
-    """How often the KV that a model needed was still on the device (`Counters`).
+    """How often the KV that a model needed was still on the device.
 
-    A row that joins the running batch needs the KV of its whole path. A prefill needs the path
-    before it and its own new tokens (`prefilled_tokens`). KV that had left the device was loaded or
-    recomputed, whether it was prefetched or waited for.
+    A row that joins the running batch needs the KV of its whole path. A prefill needs the KV of the
+    path before its new tokens, and computes that of the new ones (`prefilled_tokens`). KV that had
+    left the device was loaded or recomputed, and counts as such also if it was prefetched.
 
-    hit_rate: reused_tokens / needed_tokens; None if nothing was needed.
-    reused_tokens: needed tokens that had stayed on the device since they were last written or
-        needed.
+    hit_rate: reused_tokens / needed_tokens; None if no KV was needed.
+    reused_tokens: needed tokens whose KV has stayed on the device since its last use.
     """
 
     hit_rate: float | None = counter_field("reused_tokens", per="needed_tokens")
@@ -144,10 +143,10 @@ class CacheStats(CounterView):
 
 @dataclass(frozen=True)
 class CacheReport:
-    """Cache figures of both models, for all problems in flight together.
+    """Cache hits of generator and verifier, for all problems in flight together.
 
-    None for a model without KV, and for layer-wise offloading, which fetches layers for every
-    token.
+    A field is None for a model without KV, and with layer-wise offloading, which loads the KV of
+    every layer for each token.
     """
 
     generator: CacheStats | None
@@ -158,31 +157,34 @@ class CacheReport:
 class BatchStats(CounterView):
     """The generator's running batch while the problem was in flight, other problems included."""
 
-    slots: int | None  # limit on rows at a time; None: as many as fit
-    iterations: int  # iterations of at most 16 tokens
+    slots: int | None  # maximum number of rows at once; None: as many as fit
+    iterations: int  # decode iterations, each of at most 16 tokens per row
     passes: int = counter_field("steps")  # forward passes
     # Rows that sampled a token, per forward pass.
     rows_mean: float | None = counter_field("row_tokens", per="steps")
-    # Rows that sampled a token, per computed row; padding and ended rows count as computed.
+    # Share of computed rows that sampled a token; padding and ended rows are computed, too.
     occupancy: float | None = counter_field("row_tokens", per="slot_tokens")
     admitted: int  # rows that joined the batch
-    preempted: int  # rows that left it in the middle of their step
-    parking_plans: int  # plans with parking (`--batching`)
+    preempted: int  # rows that left the batch in the middle of their step
+    # Plans in which rows reserve no blocks and are preempted if blocks run out (`--batching`).
+    parking_plans: int
     verifier_calls: int  # calls of the verifier
-    # Steps per call.
+    # Scored steps per call of the verifier.
     verifier_steps_mean: float | None = counter_field("scored_steps", per="verifier_calls")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseStats(CounterView):
-    """`--sparse`: which tokens decoding has read, for all problems in flight together.
+    """Figures of sparse decoding (`--sparse`), for all problems in flight together.
 
-    tokens: tokens decoded with a selection.
-    visible_mean, selected_mean: tokens that were visible, and that were read, per decoded token.
-    left_out_mean: the share of a head's attention that was not read. If scores are of whole pages,
-        it is an upper bound. None if the method's scores do not tell it.
-    corrections: see `--sparse-correct`.
-    why: the reason why `auto` chose this method; None if the user chose it.
+    tokens: tokens decoded by attention to selected tokens only.
+    visible_mean, selected_mean: per decoded token, the number of tokens on the path before it, and
+        the number that attention has read.
+    left_out_mean: mean attention weight of the tokens that were not read. An upper bound if the
+        method scores whole pages; None if its scores do not show this weight.
+    corrections: number of heads whose estimated query was too far from the real one
+        (`--sparse-correct`).
+    why: reason, as text, why `auto` chose this method; None if the user chose the method.
     """
 
     method: str
@@ -202,9 +204,9 @@ class SparseStats(CounterView):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteStats(CounterView):
-    """A remote server while the problem was in flight, other problems included.
+    """Traffic with a remote server while the problem was in flight, other problems included.
 
-    token_ids: True if the server returns the sampled token ids. Otherwise texts are tokenised here.
+    token_ids: True if the server returns the sampled token ids; False if texts are tokenised here.
     requests: requests to the server, retries included.
     prompt_tokens, cached_tokens: prompt tokens, and prompt tokens found in the server's cache. Both
         are None if the server does not report them.
@@ -226,9 +228,9 @@ class RemoteStats(CounterView):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationStats(CounterView):
-    """Work done before selection: rows of all problems in flight, and tokens of this tree.
+    """Speculative decoding of steps before selection: rows of all problems, tokens of this tree.
 
-    kept: tokens in nodes that selection has opened later.
+    kept: speculated tokens of nodes that selection opened later.
     kept_share: kept / tokens.
     """
 
@@ -241,9 +243,9 @@ class SpeculationStats(CounterView):
 
 @dataclass(frozen=True)
 class TimeStats:
-    """Seconds by phase; each instant counts once.
+    """Wall time by phase, in seconds; phases do not overlap.
 
-    both_s: time in which scoring and decoding (or planning) ran concurrently.
+    both_s: time in which scoring ran concurrently with decoding or planning.
     """
 
     total_s: float
@@ -260,12 +262,12 @@ class Solution:
     """A solved problem: the chosen answer, all candidates, the tree, and the accounting.
 
     lineage: the lineage of the chosen candidate.
-    reason_fewer: why there are fewer candidates than requested; None if there are not.
+    reason_fewer: why there are fewer candidates than requested; None if all were found.
     warnings: reasons to doubt the result, a line each.
     last_step: the last step of the chosen candidate, if it states no answer.
     settings: the settings used, with the defaults of strategy and verifier filled in.
-    receipt: everything from which the tree can be grown again (`saved.receipt`).
-    tree: every node with its tokens, text, scores and state. It holds no KV.
+    receipt: settings, digests and versions from which `verify` repeats the search.
+    tree: every node with its tokens, text, scores and state, without KV.
     """
 
     problem_id: str | int
@@ -335,12 +337,12 @@ class Solution:
         )
 
     def _tree_html(self) -> str:
-        """Return the page that `--tree` writes, or the chosen path if the page is too large."""
+        """Return the tree page (`--tree`) as HTML, or the chosen path if the page is too large."""
         title = self.problem or "synthetic prompt"
         page = tree_page(self.tree, self.tree.node(self.lineage), "search", title)
         if len(page) > _MOST_PAGE_CHARACTERS:
             return f"<pre>{escape(self.text)}</pre><p>The whole tree is too large to show here.</p>"
-        # A sandbox without an origin: scripts in the page cannot reach the notebook.
+        # The frame is sandboxed without an origin, so the page's scripts cannot reach the notebook.
         return (
             '<iframe sandbox="allow-scripts allow-downloads" loading="lazy" title="The tree" '
             f'style="width:100%;height:640px;border:0" srcdoc="{escape(page)}"></iframe>'
@@ -349,7 +351,7 @@ class Solution:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `solve --json` prints: everything except the tree's nodes.
 
-        Its key `tree` holds the figures of `tree_stats`.
+        The key `tree` of this object holds the figures of `tree_stats`.
         """
         content = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, value in content.items():

@@ -48,27 +48,27 @@ from beamwright.verify.find import declared_verifier
 class Solver:
     """Loads the models once and solves problems.
 
-    Settings come as one object, or as the flat options of the command line:
+    Settings are given as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
 
-    strategy, verifier, stop: may be the user's own objects (docs/guides/extend.md).
+    strategy, verifier, stop: names, or the user's own objects (docs/guides/extend.md).
     plugins: files that declare strategies, verifiers and other parts by name.
-    timeline: records what ran when, and where each segment's KV was.
-    progress: gets phases and token counts; by default a line in a notebook's cell.
-    codec: the generator's tokenizer; None without one. context: limit on a path's tokens.
-    most_submitted: limit on problems of `submit` in flight; None (default): as many as keep the
-        device busy.
+    timeline: records the time of each operation, and where each segment's KV was.
+    progress: gets phases and token counts to show; by default a line in a notebook's cell.
+    codec: the generator's tokenizer; None without one. context: maximum tokens of a path.
+    most_submitted: maximum number of problems of `submit` in flight; None (default): as many as
+        keep the device busy.
 
     Paths are `str` or `Path` everywhere. Calls from several threads run one after another. A call
     from a callback or a verifier of the same solver is an error. During a call, torch uses one
-    thread for small models, and for others no more than CPU affinity and quota allow (`threads`).
-    torch's own number is restored after the call. OMP_NUM_THREADS overrides the limit.
+    thread for small models, and for larger ones as many as CPU affinity and quota allow
+    (`threads`), unless OMP_NUM_THREADS is set. The caller's own number is restored after the call.
 
     Raises:
         InputError: for a bad option, model or verifier.
     """
 
-    roster = None  # the table of replicas that a cluster's engine has
+    roster = None  # a Solver has no replicas; a ClusterSolver has a roster of them
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class Solver:
         strategy, options: replace the solver's own for this problem.
 
         Raises:
-            InputError: if the problem is empty or too long, an option is bad or the same for all
-                problems, or the checkpoint cannot be written.
+            InputError: if the problem is empty or too long, if an option is bad or can only be set
+                for the whole solver, or if the checkpoint cannot be written.
             CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
                 the link fails; Interrupted: on Ctrl-C. The error's `partial` has the finished
                 candidates.
@@ -165,13 +165,13 @@ class Solver:
     ) -> Handle:
         """Solve a problem in the solver's thread, next to others; arguments as in `solve`.
 
-        The handle has the result, and can cancel the search. Any thread may submit any number of
-        problems. As many as keep the device busy are in flight. The others wait, a larger
-        `priority` first. A deadline counts from now on, waiting included. The solver's thread calls
-        on_round; if that raises, only this search ends.
+        The handle waits for the result, and can cancel the search. Any thread may submit any number
+        of problems. As many as keep the device busy are in flight; among the others, those with a
+        larger `priority` are next. A deadline includes the time in the queue. The solver's thread
+        calls `on_round`; if `on_round` raises, only this search ends.
 
         Raises:
-            InputError: for a bad option. An error in the problem is the handle's result.
+            InputError: for a bad option. An error in the problem becomes the handle's result.
         """
         asked = problem, problem_id, on_round, checkpoint
         request = self._request(*asked, strategy=strategy, **options)
@@ -190,16 +190,17 @@ class Solver:
     ) -> Solution:
         """Continue a search from its checkpoint, to the same tree as without the interruption.
 
-        This is exact with `dtype="float64"`. Otherwise recomputed KV may change one token in a
-        million (docs/concepts/sameness.md). Bytes, groups and phases count this process only;
-        `time.total_s` counts all processes.
+        With `dtype="float64"` the trees are equal. Otherwise recomputed KV may change one token in
+        a million (docs/concepts/sameness.md). Bytes, groups and phases are of this process only;
+        `time.total_s` includes earlier processes.
 
-        problem: the text that the checkpoint must have. checkpoint: file for further rounds.
+        problem: if given, the checkpoint must have this text.
+        checkpoint: file to which the tree is saved after each further round.
         strategy, options: must be the same as when the search began.
 
         Raises:
-            InputError: if the file is not a whole checkpoint, or has other settings or another
-                problem; otherwise as `solve`.
+            InputError: if the file is not a complete checkpoint, or has other settings or another
+                problem. Other errors are those of `solve`.
         """
         expect(file, str | os.PathLike, "file: must be a str or a Path")
         file = Path(file)
@@ -240,7 +241,7 @@ class Solver:
     def score(
         self, problem: Problem, steps: Sequence[str], **options: Unpack[ScoreOptions]
     ) -> Candidate:
-        """Score one given path with the verifier; see `score_many`."""
+        """Score one given path with the verifier; return its candidate (`score_many`)."""
         (candidate,) = self.score_many(problem, [steps], **options)
         return candidate
 
@@ -249,7 +250,8 @@ class Solver:
     ) -> tuple[Candidate, ...]:
         """Score given paths with the verifier, and return them as candidates in order.
 
-        It runs next to submitted problems, but waits for `solve` and the like. See `submit_score`.
+        The paths are scored next to submitted problems, but after a running `solve`, `resume` or
+        `solve_many`. The arguments are those of `submit_score`.
         """
         self._calls.check_outside()
         handle = self.submit_score(problem, paths, **options)
@@ -267,18 +269,18 @@ class Solver:
         on_round: RoundCallback | None = None,
         **options: Unpack[ScoreOptions],
     ) -> Handle:
-        """Score given paths with the verifier, next to searches in flight; see `submit`.
+        """Score given paths with the verifier, next to searches in flight, as `submit` solves.
 
-        Nothing is generated, and no slot is needed: between two iterations, one step of each path
-        is scored. The solution's candidates are the paths, in order, with a score for each step.
-        Common beginnings of paths are read once.
+        No token is generated, and no slot is needed: between two decode iterations, one step of
+        each path is scored. The solution's candidates are the paths, in order, with a score for
+        each step. Steps that several paths begin with are read once.
 
-        paths: for each path, the texts of its steps; the last step ends it. Steps of a tree
-            (`node.step_text`) are complete: `delimiter=""`.
+        paths: for each path, the texts of its steps; the last step ends the path. For steps of a
+            tree (`node.step_text`), which have their delimiters, pass `delimiter=""`.
 
         Raises:
-            InputError: if there is no verifier, or it reads sampled tokens (`Traits.reads_drawn`);
-                for a bad path or option.
+            InputError: if there is no verifier, or if it scores sampled tokens only
+                (`Traits.reads_drawn`); for a bad path or option.
         """
         check_problem(problem, problem_id, on_round)
         self._check_reads_text()
@@ -335,11 +337,11 @@ class Solver:
 
         problems: texts, whose ids are their indices from 0, or (id, text) pairs, or (id, text,
             options) with options of that problem. Equal ids and seeds give equal trees, here and in
-            `solve`. A larger `priority` begins first and is served first.
-        in_flight: None: all at a time, and the result is a list in the order of the problems. A
-            number is a limit; "auto" is as many as keep the device busy. Then the result is an
-            iterator over (id, solution) in the order of completion, and the solver is in use until
-            it is exhausted or closed.
+            `solve`. Problems with a larger `priority` begin and are decoded first.
+        in_flight: None: all problems at once, and the result is a list in the order of the
+            problems. A number is the maximum at once; "auto" is as many as keep the device busy.
+            With either, the result is an iterator over (id, solution) in the order of completion,
+            and the solver is in use until the iterator is exhausted or closed.
         options: replace the solver's own for these problems.
 
         A problem's own error takes the place of its solution: InputError for bad input,
@@ -347,7 +349,7 @@ class Solver:
         that are NaN or infinite. A search that does not fit next to others is run alone.
 
         Raises:
-            InputError: if these are not problems, or an option is bad.
+            InputError: if `problems` has another form, or an option is bad.
         """
         most = None if in_flight == "auto" else in_flight
         if most is not None and most < 1:
@@ -363,24 +365,24 @@ class Solver:
         return ((requests[request], outcome) for request, outcome in ended)
 
     def identities(self) -> dict[str, Digest | None]:
-        """Return digests of the files of generator and verifier, as receipts contain them."""
+        """Return digests of the model files by role, in the format of receipts."""
         return self._machinery.identities()
 
     def prompt_tokens(self, problem: Problem) -> int:
-        """Return the number of tokens of a problem's prompt, or raise its error. Thread-safe."""
+        """Return the number of a prompt's tokens; raise InputError if it is bad. Thread-safe."""
         return len(self._prompts.tree(0, problem).root.token_ids)
 
     # --- inside ------------------------------------------------------------------------------
 
     def _problem_settings(self, options: dict[str, Any], now: str | None = None) -> ProblemSettings:
-        """Return the solver's own settings, changed by `options`. now: see `with_time`."""
+        """Return the solver's settings, changed by `options`. now: time for chat templates."""
         asked = self._default.changed(options)
         if asked is not self._default:
             self._check(asked)
         return asked.with_time(self._readers, now)
 
     def _check(self, asked: ProblemSettings) -> None:
-        """Raise InputError for settings that the loaded models cannot serve."""
+        """Raise InputError for a problem's settings that the loaded models do not support."""
         search, scored = asked.settings.search, self.verifier.probabilities
         check_stops(asked.settings.stop, search, probabilities=scored)
         self._prompts.check_turns(asked.strategy, asked.settings.step.thinking)
@@ -428,7 +430,7 @@ class Solver:
         return CheckpointWriter(Path(checkpoint), asked.decisive(self._machinery.dtype))
 
     def _solve_alone(self, request: Request) -> Solution:
-        """Solve one problem, or raise its error."""
+        """Solve one request with no others in flight, or raise its error."""
         ((_, outcome),) = self._run(arrivals_of([request]), 1)
         if isinstance(outcome, BeamwrightError):
             raise outcome
@@ -436,7 +438,7 @@ class Solver:
 
     def _run(self, arrivals: Arrivals, in_flight: int | None = None) -> Stream:
         with self._calls.turn():
-            # Read the schedule at every run, because a user may have replaced it since.
+            # Read `self.schedule` at every run, because the user may have replaced it.
             scheduler = RequestScheduler(
                 self._machinery, self.schedule, self._prompts.turn, in_flight
             )

@@ -1,6 +1,6 @@
-"""Encoding of a path for a verifier: its text, its tokens, and the positions to read.
+"""Encode a path for a verifier: its text, its tokens, and the positions at which scores are read.
 
-This module knows the declared format (`spec.Template`), and neither KV nor scores.
+The format is declared (`spec.Template`). This module handles neither KV nor scores.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoding of a path."""
+    """A path's tokens in a verifier's format, and the tokens at which the head is read."""
 
     token_ids: list[int]  # token ids of the whole path
-    # Indices of the tokens to read: for the last step, and for steps before it without a score.
+    # Indices of the tokens to read: of the last step, and of steps before it without a score.
     read_at: list[int]
-    sizes: list[int]  # number of these tokens for each step; a step without one has no entry
+    sizes: list[int]  # per step, the number of its tokens in `read_at`; no entry for 0 tokens
 
 
 # The text of a path in parts, and the character ranges of each step to read.
 #
-# Joint formats join the parts before they encode them. The ranges are those of the step's markers,
-# or the range of the step itself. Where the end of the text is read, the range is a placeholder.
+# Joint formats join the parts before they encode them. A step has a range for each of its markers,
+# or one range for its whole text. A format that reads the end of the text has a placeholder range.
 _PathText = tuple[list[str], list[list[Bounds]]]
 
 
 class PathEncoder:
-    """Encoder of paths in a verifier's format. Empty steps are left out of the text.
+    """Encodes paths in a verifier's format. Empty steps are left out of the text.
 
-    The text is encoded as a whole (`joint`) or part by part. As a whole, a token may span the end
-    of a step, and a longer path may change the last tokens of its parent's path. Callers therefore
-    compare the tokens of both paths (`common_prefix`).
+    A text is encoded as a whole (`joint`) or part by part. In a joint text, a token may span the
+    end of a step, and a further step may change the last tokens of its parent's path. Callers
+    therefore compare the tokens of both paths (`common_prefix`).
 
     Raises:
-        InputError: if the format needs a chat template, and the checkpoint has none or its template
-            leaves out the messages.
+        InputError: if the format needs a chat template, and the checkpoint has none, or one that
+            omits the problem or a step.
     """
 
     def __init__(self, spec: VerifierSpec, codec: TextCodec) -> None:
@@ -73,7 +73,7 @@ class PathEncoder:
     ) -> list[Encoded]:
         """Encode the paths that end in `nodes`.
 
-        scored: function from a node to its nearest ancestor that needs no reading. The steps after
+        scored: function from a node to the nearest ancestor that was read before. The steps after
             this ancestor are read.
         """
         write, begins = self._write_turns, problem
@@ -166,7 +166,7 @@ class PathEncoder:
         return self._codec.chat(turns, where, given={"now": now})
 
     def _end_range(self, node: Node) -> list[list[Bounds]]:
-        """Return a placeholder range if the end of this path's text is to be read.
+        """Return a placeholder range, for a format that reads the end of a path's text.
 
         The list is empty if the path has no text to score.
         """
@@ -175,9 +175,10 @@ class PathEncoder:
         return [[(0, 0)]] if any(self._stripped(step.step_text) for step in steps) else []
 
     def _steps(self, node: Node, after: Node | None = None) -> list[Node]:
-        """Return the steps of the reply of `node` that the format writes; only those after `after`.
+        """Return the steps of the reply of `node` that the verifier's text contains.
 
-        Thoughts or answers are left out if the verifier does not see them.
+        The verifier may see only thoughts or only answers (`spec.sees`).
+        after: an ancestor; only steps after this node are returned.
         """
         first = 0 if after is None else after.depth + 1
         return [
@@ -187,7 +188,7 @@ class PathEncoder:
         ]
 
     def _stripped(self, text: str) -> str:
-        """Return the text of a step; without surrounding delimiters if the format strips them."""
+        """Return the text of a step, without surrounding delimiters if the format strips them."""
         return text.lstrip("\n").rstrip() if self._template.strip else text
 
     # --- tokens ------------------------------------------------------------------------------
@@ -215,8 +216,8 @@ class PathEncoder:
     def _read_at(self, spans: list[Bounds], step: list[Bounds]) -> list[int]:
         """Return the indices of the tokens to read for one step.
 
-        spans: the character span of each token of the path. step: the character ranges of the step,
-        see `_PathText`.
+        spans: the character span of each token of the path.
+        step: the character ranges of the step (`_PathText`).
         """
         read = self._spec.read
         if read == "end":

@@ -1,6 +1,6 @@
-"""Families of verifiers: their declarations in `families/`, and how their checkpoints are detected.
+"""Families of verifiers: their declarations in `families/`, and detection of their checkpoints.
 
-Detection reads config.json and the names of tensors and tokens, and no weights.
+Detection reads config.json and the names of tensors and tokens, but no weights.
 """
 
 from __future__ import annotations
@@ -63,17 +63,18 @@ class Detect(Section):
 
 @dataclass(frozen=True)
 class VerifierFamily:
-    """A declared family: how its verifiers score, and how its checkpoints are detected."""
+    """A family declared in `families/`: how to score, and how to detect its checkpoints."""
 
     spec: AnySpec
     detect: Detect | None  # None: only `family:NAME:PATH` selects this family
-    written: dict[str, Any]  # the spec as a mapping, the base of `family: NAME` in a user's file
+    written: dict[str, Any]  # the declaration, which `family: NAME` in a user's file starts from
 
 
 def _validated(written: dict[str, Any], where: str) -> AnySpec:
     """Return the validated spec of a declaration.
 
-    A declaration with a `prompt` is a judge. It replaces fields of the packaged `judge.yaml`.
+    A declaration with a `prompt` is a judge, whose missing fields come from the packaged
+    `judge.yaml`.
     """
     if "prompt" in written:
         return validated(JudgeSpec, read_mapping(PACKAGED_JUDGE) | written, where)
@@ -98,7 +99,7 @@ def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
 
 
 def family(name: str) -> VerifierFamily:
-    """Return the family `name`.
+    """Return the declared family with this name.
 
     Raises:
         InputError: if no family has this name.
@@ -113,8 +114,8 @@ def load_spec(folder: Path) -> AnySpec:
     """Return the spec of a checkpoint folder: from its `verifier.yaml`, or of the detected family.
 
     Raises:
-        InputError: if the folder has no such file and is not detected as exactly one family, or if
-            the file is not valid.
+        InputError: if the folder has no `verifier.yaml` and is not detected as exactly one family,
+            or if the file is not valid.
     """
     file = folder / SPEC_FILE
     if file.is_file():

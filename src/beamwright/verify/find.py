@@ -1,7 +1,7 @@
-"""Resolution of `--verifier`: to a checkpoint and its format, or to a scorer without a model.
+"""Resolve `--verifier` to a checkpoint and its format, or to a scorer without a model.
 
-Only `resolve_verifier` and `show_verifier` read weights. The other functions need torch only if the
-names of a folder's tensors are needed to detect its family.
+Only `resolve_verifier` and `show_verifier` read weights. The other functions import torch only to
+read names of tensors, by which some families are detected.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from beamwright.models.tree_model import TreeModel
 
 _LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
-# Prefixes of known model names with a head of their own in place of the LM head. The other known
-# models read logits. Used when only the name of the checkpoint is available.
+# If only a model's name is available: prefixes of known names whose models have a value head in
+# place of the LM head. All other known models score with the LM head's logits.
 _OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")
 _KV_TOKENS = 4096  # size of the KV budget of `show_verifier`, in tokens
 # The sample problem and solution of `show_verifier`.
@@ -43,7 +43,7 @@ STEPS = ("June: Paul 106-41=65.", "In July Paul has 65*2=130 pears.", "The answe
 def _checkpoint(verifier: str) -> tuple[str, str, str] | None:
     """Split `[KIND:[NAME:]]PLACE` into the kind, the family's name, and the checkpoint's place.
 
-    Kind and name are "" if they are not given. Return None for a scorer without a model.
+    Kind and name are "" if they are not given. The result is None for a scorer without a model.
     """
     kind, colon, rest = verifier.partition(":")
     if kind in WITHOUT_MODEL or verifier in VERIFIERS:
@@ -64,7 +64,7 @@ def known_verifiers(verifier: str) -> str:
 
 
 def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
-    """Return the shape of the verifier's model (see `find_shape`); None if it has no weights.
+    """Return the shape of the verifier's model, without loading it; None if it has no model.
 
     Raises:
         InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
@@ -79,9 +79,9 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
 
 
 def _reads_logits(kind: str, name: str, place: str) -> bool:
-    """Return True if the verifier needs the LM head; also if its format is not known.
+    """Return True if the verifier scores with the LM head's logits, or if this is not known.
 
-    It does not need the LM head if it has a head of its own.
+    The result is False if the model has a value head of its own.
     """
     if kind == _FAMILY:
         return family(name).spec.reads_logits
@@ -91,7 +91,7 @@ def _reads_logits(kind: str, name: str, place: str) -> bool:
         return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
     try:
         return load_spec(resolve_folder(place, "verifier", weights=False)).reads_logits
-    except InputError:  # the folder has only a config.json
+    except InputError:  # the folder has no weights by which to detect a family
         return True
 
 
@@ -113,7 +113,7 @@ def check_models(settings: ModelSettings) -> None:
 def _folder_of(settings: ModelSettings, place: str, *, weights: bool = True) -> Path:
     """Return the verifier's folder, after checking that its model can run.
 
-    The model is checked before the format, so that the user sees the more important error first.
+    Callers check the format afterwards, so that the user sees the more important error first.
     """
     name = settings.scorer
     folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=weights)
@@ -127,7 +127,7 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
     Both are None for a scorer without a model.
 
     Raises:
-        InputError: see `resolve_verifier`.
+        InputError: if the verifier does not exist, or if its format is not known.
     """
     name = settings.scorer
     named = _checkpoint(name)
@@ -160,7 +160,7 @@ class VerifierSource:
     name: str = ""  # the value of `--verifier`
 
     def on(self, tree_model: TreeModel) -> Verifier:
-        """Create the verifier; `tree_model` is its model with KV storage.
+        """Create the verifier over `tree_model`, its model with a KV store.
 
         Raises:
             InputError: if the checkpoint lacks what the spec needs.
@@ -252,7 +252,7 @@ def declared_verifier(settings: ModelSettings) -> Verifier | None:
 
 
 def show_verifier(settings: ModelSettings) -> dict[str, Any]:
-    """Score a sample solution of three steps, and return the details as values for JSON.
+    """Score a sample solution of three steps, and return a JSON object for `doctor --show`.
 
     text: the decoded tokens of the whole path.
     steps: for each step, the positions at which its score is read and the tokens at these

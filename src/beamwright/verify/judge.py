@@ -1,8 +1,8 @@
-"""Verifier with a judge: a chat model writes a critique of a path, and its score is read from it.
+"""Verifier with a judge: a chat model writes a critique of a path that states the path's score.
 
-Critiques are generated as asides (`engine.asides`). Each has its own prompt, which is prefilled
-from its start. This costs little, because generating a critique takes many times as long. The
-prompt's format is data (`spec.JudgeSpec`).
+Critiques are generated outside the tree (`engine.asides`). The prompt of each critique is prefilled
+as a whole, which costs little compared with generating the critique. The prompt's format is data
+(`spec.JudgeSpec`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _NOTE = "critique"
 
 @dataclass(eq=False, kw_only=True)
 class _Critique(Aside):
-    """A critique that is being generated; `given` is its tokenised prompt."""
+    """A critique that is being generated; `given` has the prompt's token ids."""
 
     prompt_text: str  # the prompt as text
     stops: tuple[str, ...]  # `JudgeSpec.stops` with the number of the next step filled in
-    number: int  # number of the step, counted from 1 without empty steps
-    sample: int  # number of this critique among the critiques of the step, counted from 0
+    number: int  # number of the judged step, from 1; empty steps are not counted
+    sample: int  # index of this critique among the critiques of the step, from 0
 
 
 class JudgeVerifier:
-    """Verifier that scores steps by a chat model's critiques, which it stores in `node.notes`.
+    """Verifier that scores steps by a chat model's critiques, and stores them in `node.notes`.
 
     Empty steps are left out of the prompt.
 
@@ -79,7 +79,7 @@ class JudgeVerifier:
         self._writer = AsideWriter(tree_model, num_tokens, who, spec.sampling)
         words = () if spec.suffix is None else (spec.bad, spec.good)
         self._pair = [token_id(word, model) for word in words]
-        # Tokens of the context that are reserved for the suffix.
+        # Number of tokens that every prompt leaves free in the context for `spec.suffix`.
         self._suffix_tokens = len(codec.encode(spec.suffix or ""))
 
     @torch.inference_mode()
@@ -87,9 +87,9 @@ class JudgeVerifier:
         """Return a score per step: the mean score of its critiques.
 
         The score is None for an empty step, for a path beyond the judge's context, and if no
-        critique has a score. Without a suffix, a critique has no score if it is truncated or states
-        no score in range. Such critiques count as "judge_unparsed" in `node.usage`. Equal critiques
-        of several nodes are generated once.
+        critique has a score. Without `spec.suffix`, a critique has no score if it is truncated or
+        states no score in range; `node.usage["judge_unparsed"]` counts these critiques. At
+        temperature 0, an equal prompt of several nodes is answered once.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold one prompt and its critique.
@@ -102,7 +102,7 @@ class JudgeVerifier:
         scores: dict[Node, list[float]] = {node: [] for node in nodes}
         left = [*firsts]
         while left:  # each batch has as many critiques as fit the budget at full length
-            # A single critique that does not fit is tried anyway, because it may end early.
+            # If not even one critique fits at full length, try one, because it may end early.
             batch = left[: max(1, len(self._writer.first_that_fit(left)))]
             left = left[len(batch) :]
             self._writer.write(batch)
@@ -160,14 +160,14 @@ class JudgeVerifier:
         """Return the prompt of a critique: the conversation, and the beginning of the judge's turn.
 
         texts: the texts of the steps.
-        critiques: the critiques of the earlier steps, used if each step is a turn.
+        critiques: the critiques of the earlier steps, for formats with a turn per step.
         now: the time that chat templates see.
         """
         step, numbered = self.spec.step, enumerate(texts, start=1)
         steps = [step.replace("{number}", str(n)).replace("{step}", text) for n, text in numbered]
         first = 1 if self.spec.turns == "each_step" else len(steps)
-        # The prompt is split, because the problem and the steps may themselves contain placeholders
-        # such as "{steps}", which must stay.
+        # Split the prompt at its placeholders. Replacing them one after another would also replace
+        # a "{steps}" that the problem's text contains.
         before, _, rest = self.spec.prompt.partition("{problem}")
         between, _, after = rest.partition("{steps}")
         content = f"{before}{problem}{between}{''.join(steps[:first])}{after}"
@@ -187,7 +187,8 @@ class JudgeVerifier:
     def _read(self, row: _Critique) -> tuple[str, float | None]:
         """Return the text of the judge's turn, and the score of the critique.
 
-        With a suffix, the text includes the opening, the suffix and the likelier token.
+        With `spec.suffix`, the text includes the opening, the suffix and the likelier of both
+        tokens.
         """
         text, usage = self._codec.decode(row.token_ids), row.node.usage
         ends = [at for stop in row.stops if (at := text.find(stop)) >= 0]
@@ -205,8 +206,9 @@ class JudgeVerifier:
     def _good_probability(self, row: _Critique, text: str) -> float | None:
         """Return the probability of the good token against the bad one after `text`.
 
-        Return None if `text` exceeds the context. The whole text is encoded and prefilled again, as
-        in the published code, because the first token of the suffix may merge with the text before.
+        The probability is None if `text` exceeds the context. The whole text is encoded and
+        prefilled again, as in the published code, because the suffix may change the tokens of the
+        text before it.
         """
         token_ids = self._codec.encode(text)
         if len(token_ids) > self.tree_model.decoder.shape.context:
@@ -224,7 +226,8 @@ class JudgeVerifier:
     def _has_ended(self, stops: Sequence[str], token_ids: Sequence[int]) -> bool:
         """Return True if the last token ends the turn, or if the last tokens contain a stop text.
 
-        Each token has at least one byte, so as many tokens as the longest stop has bytes suffice.
+        A token has at least one byte, so it suffices to decode as many tokens as the longest stop
+        text has bytes.
         """
         if token_ids[-1] in self.end_ids:
             return True

@@ -1,9 +1,8 @@
-"""Verifier with a process reward model (PRM) whose KV is kept per node of the tree, and its head.
+"""Verifier with a process reward model (PRM), whose KV is kept per node of the tree.
 
-The encoding of a path shares its longest common token prefix with the encoding of the parent's
-path. Only the remaining tokens are prefilled, and their KV belongs to the node. search-and-learn
-encodes and reads whole paths instead. The head computes one value per token from hidden states
-(`spec.Head`).
+A path's encoding shares a token prefix with that of its parent's path. Only the remaining tokens
+are prefilled, and their KV belongs to the node. (search-and-learn reads whole paths instead.) A
+head computes one value per token from the hidden states (`spec.Head`).
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from beamwright.verify.spec import AGGREGATES, Head, VerifierSpec
 OWNER = "verifier"
 # Function that computes the values of some tokens [at].
 #
-# Arguments: the hidden states [tokens, hidden], their token ids [tokens], and the indices of the
-# tokens to read [at]. A head that looks back reads hidden[at - 1].
+# Arguments: hidden states [tokens, hidden], token ids [tokens], and the indices of the tokens to
+# read [at]. A head that looks back reads hidden[at - 1].
 ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-_LEAST_PIECE = 32  # fewest tokens whose values are computed together; see `_in_pieces`
+_LEAST_PIECE = 32  # minimum number of tokens whose values are computed in one call of the head
 _BROKEN = (SafetensorError, UnpicklingError, OSError, EOFError, ValueError, RuntimeError)
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda values: values.softmax(-1)[:, 1],  # values [tokens, 2]: the second column
@@ -54,19 +53,19 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(eq=False)
 class VerifierState:
-    """The verifier's state of one or more nodes with equal paths, which share it.
+    """KV and score of a path in the verifier, shared by all nodes with equal paths.
 
-    Two paths are equal if they have the same tokens, the same split into segments, and the same
-    positions to read. The split matters because it affects the last bits of a score.
+    Two paths are equal if they have the same tokens, the same division into segments, and the same
+    positions to read. The division matters because it affects the last bits of a score.
     """
 
     token_ids: list[int]  # token ids of the whole path
     segment: Segment  # KV of the tokens that the last step added
     path: KVPath  # KV of the whole path
     key: tuple[object, ...] = ()  # key of this state in `siblings`
-    # The table `children` of the parent's state, which contains this state.
+    # The parent state's `children`, from which this state is removed with its last user.
     siblings: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
-    # The states of longer paths, by the tokens and positions that they add to this path.
+    # States of paths with one more step, by the tokens and positions that the step adds.
     children: dict[tuple[object, ...], VerifierState] = field(default_factory=dict)
     score: float | None = None  # score of the last step
     users: int = 1  # number of nodes that hold this state
@@ -86,18 +85,17 @@ class PrmVerifier:
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
         self._head = make_head(spec, model)
-        # A head that looks back needs the hidden state before the first new token, so one more
-        # token is read.
+        # A head that looks back reads the hidden state before the first new token, so its hidden
+        # states begin one token earlier.
         self._look_back = 1 if spec.head.looks_back else 0
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """Return a score per step; None for an empty step or a path beyond the verifier's context.
 
-        Ancestors that were not scored are read together with their descendant, and the aggregate of
-        all these steps is its score. `nodes` may contain several steps of one path, ancestors
-        first. They are read in one pass. If two paths have equal text, their KV is computed once
-        and shared while one of the nodes exists.
+        If a step's ancestors have no scores, its score is the aggregate over them and itself.
+        `nodes` may contain several steps of one path, ancestors first; they are read in one pass.
+        Nodes with equal paths share KV, which is freed with the last of these nodes.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
@@ -124,7 +122,7 @@ class PrmVerifier:
     def restore(self, nodes: Sequence[Node]) -> None:
         """Recompute the KV of scored nodes in a rebuilt tree, such as a resumed one.
 
-        Scores are not recomputed. The tokens count as recomputed and not in `node.usage`.
+        Scores stay as they are. The tokens count as recomputed, and not in `node.usage`.
 
         nodes: parents come first, and all scored ancestors are included.
 
@@ -147,9 +145,9 @@ class PrmVerifier:
     def _create_states(
         self, nodes: Iterable[Node]
     ) -> list[tuple[VerifierState, Encoded, PrefillRequest]]:
-        """Create the states of `nodes`, and return the states that must be computed.
+        """Create the states of `nodes`, and return those whose KV must be computed.
 
-        Each entry is the state, its encoding, and the request that prefills its tokens.
+        Each entry is a state, the path's encoding, and the request that prefills its new tokens.
         """
         work, trees = [], group_by_root(nodes)
         self._prefill_prefixes(trees)
@@ -186,10 +184,10 @@ class PrmVerifier:
             raise
 
     def _create_state(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
-        """Create the state of `node`, and return the request that computes it.
+        """Create the state of `node`, and return the request that computes its KV.
 
-        Return None if nothing has to be computed: the step gets no score, or an equal path has the
-        state already.
+        The request is None if no KV has to be computed: the step gets no score, or a node with an
+        equal path has a state, which is then shared.
 
         Raises:
             InputError: if the tokenizer has tokens that the model does not have.
@@ -200,7 +198,7 @@ class PrmVerifier:
             self.tree_model.store,
         )
         parent: VerifierState = _nearest_scored(node).handles[OWNER]
-        # Without a score, the node continues from the state of its nearest scored ancestor.
+        # A step without a score gets no state of its own; children continue from its ancestor's.
         if not encoded.read_at or len(token_ids) > shape.context:
             node.handles[OWNER] = VerifierState(parent.token_ids, store.create(), parent.path)
             return None
@@ -247,10 +245,10 @@ class PrmVerifier:
             place = {token: len(token_ids) + i for i, token in enumerate(known)}
             at.extend(place[index - request.start] for index in encoded.read_at)
             token_ids.extend(request.token_ids[token] for token in known)
-        # Fill up the last piece, so that values do not depend on the batch. On a CPU, the last
-        # elements of a sigmoid would otherwise take another code path than whole vector registers.
-        # On a GPU, libraries choose kernels by the number of rows, and the self-tests cover no
-        # head, so every piece has the same number of rows.
+        # Fill up the last piece with padding, so that values do not depend on the batch. On a CPU,
+        # a sigmoid computes elements that do not fill a vector register by other code. On a GPU,
+        # libraries choose kernels by the number of rows, and self-tests do not cover heads, so
+        # every piece has the same number of rows.
         piece = _LEAST_PIECE if device.type == "cpu" else HEAD_TOKENS
         at.extend(at[:1] * (-len(at) % piece))
         ids = torch.tensor(token_ids, device=device)
@@ -260,7 +258,7 @@ class PrmVerifier:
         scores: list[float] = []
         for encoded, _ in work:
             of_steps = [list(islice(values, size)) for size in encoded.sizes]
-            # The minimum could hide a NaN.
+            # Check all values here, because the minimum of a step's values could hide a NaN.
             finite = all(math.isfinite(value) for of_step in of_steps for value in of_step)
             scores.append(aggregate([*map(combine, of_steps)]) if finite else math.nan)
         return scores
@@ -269,8 +267,8 @@ class PrmVerifier:
 def _nearest_scored(node: Node, batch: Container[Node] = ()) -> Node:
     """Return the nearest ancestor in the reply of `node` that has a state, or is in `batch`.
 
-    Otherwise, return the root: the verifier reads every reply directly after the problem, without
-    turns and earlier replies.
+    Without such an ancestor, return the root: the verifier reads every reply directly after the
+    problem, without turns and earlier replies.
 
     batch: the nodes of the same call.
     """
@@ -285,7 +283,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     """Create the head that `spec` declares, and read its weights.
 
     Raises:
-        InputError: if its tokens or weights do not exist, or do not fit the model.
+        InputError: if the head's tokens or weights do not exist, or do not fit the model.
     """
     decoder, activate, kind = model.decoder, _ACTIVATE[spec.activation], spec.head.kind
     if kind == "logit_pair":
@@ -304,9 +302,9 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
         return lambda hidden, token_ids, at: activate(decoder.by_rows(product, hidden[at]))
 
     def values(hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """Return the values of the tokens `at`, from the hidden states before them.
+        """Return the values of the tokens `at`, from each token and the hidden state before it.
 
-        The value of a trained head is P(token is right | prefix is right).
+        A trained head returns the probability that a token is right if its prefix is right.
         """
         previous, chosen = hidden[at - 1], token_ids[at]
         logprobs = decoder.logits(previous).float().log_softmax(-1)
@@ -342,7 +340,7 @@ def _in_pieces(
         try:
             parts.append(head(hidden, token_ids, piece))
             continue
-        # The retry comes after this block, because `error` keeps the head's tensors alive in it.
+        # Retry after the `except` block, because inside it `error` keeps the head's tensors alive.
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error) or piece_tokens == _LEAST_PIECE:
                 raise
@@ -368,7 +366,7 @@ def token_id(token: str | int | None, model: LoadedModel) -> int:
 
 
 def _read_head_tensors(head: Head, folder: Path, where: str) -> dict[str, torch.Tensor]:
-    """Return a head's tensors by name; an unnamed layer in a `.pt` file becomes `layers.0`."""
+    """Return a head's tensors by name; a `.pt` file's single unnamed layer is `layers.0`."""
     if head.file is None:
         names = [f"{layer}.{part}" for layer in head.layers for part in ("weight", "bias")]
         return read_tensors(folder, names)
@@ -405,7 +403,8 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     if head.kind == "token_mlp":
         wide = ("previous_hidden", "token_embedding")
         width = sum(width if feature in wide else 1 for feature in head.features)
-    for name, layer in zip(names, layers, strict=True):  # a layer's inputs: the outputs before it
+    # Each layer must have as many inputs as the layer before it has outputs.
+    for name, layer in zip(names, layers, strict=True):
         weight, bias = layer.weight, layer.bias
         if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
             raise InputError(

@@ -1,12 +1,12 @@
 """Probe verifier: a small head on the generator's hidden states from which tokens were sampled.
 
-The hidden states contain information about whether a path is right, and decoding computes them
-anyway (ReProbe; STEP, arXiv 2601.09093). For each token the head reads the final hidden state from
-which the token was sampled, the token's embedding and its log-probability. It predicts the
-probability that the token is right, and a step's score is the product over its tokens. No second
-model, no further KV and no prefill are needed. On the bundled models, the state at the end of a
-step alone, as in STEP, separates problems but not paths (docs/log/2026-11.md#probe). The lab trains
-heads with `beamwright probe`. This module knows the file of a head and its scores.
+Hidden states show whether a path is right, and decoding computes them anyway (ReProbe; STEP, arXiv
+2601.09093). For each token the head reads the final hidden state from which the token was sampled,
+the token's embedding and its log-probability. The head predicts the probability that the token is
+right, and a step's score is the product over its tokens. No second model, no further KV and no
+prefill are needed. If the head read only the state at the end of a step, as in STEP, its scores on
+the bundled models would separate problems but not paths (docs/log/2026-11.md#probe). This module
+reads head files and scores steps; the lab trains heads with `beamwright probe`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from beamwright.verify.scorers import PROBE
 OWNER = "verifier"
 FORMAT = "beamwright probe 1"
 _NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
-# Rows of each matrix product and of the sigmoid after it. The number is fixed, so that a value is
+# Number of rows of each matrix product and of the sigmoid after it, fixed so that a value is
 # bitwise equal in every batch.
 _TILE = 32
 
 
 def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
-    """Return the inputs of the head for some tokens [tokens, 2 * hidden + 1].
+    """Return the head's inputs for the given tokens [tokens, 2 * hidden + 1].
 
     The inputs are float32 if the generator computes in half precision.
 
@@ -59,13 +59,13 @@ def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tens
 
 @dataclass(frozen=True)
 class ProbeHead:
-    """A trained head: Linear-ReLU-Linear from `features` to the logit that a token is right."""
+    """A trained head: Linear-ReLU-Linear from `features` to the logit of "the token is right"."""
 
     # Weights and biases, float32: [width, features], [width], [1, width], [1].
     tensors: Sequence[Tensor]
-    generator: str  # SHA-256 of the files of the generator whose states the head reads
-    model: str  # name of this generator
-    report: Mapping[str, Any]  # report of the training
+    generator: str  # SHA-256 of the files of the generator whose hidden states the head reads
+    model: str  # name of the generator
+    report: Mapping[str, Any]  # data, losses and accuracy of the training
 
     def save(self, file: Path) -> None:
         """Write the head to `file`.
@@ -112,10 +112,10 @@ def read_head(file: Path) -> ProbeHead:
 class ProbeVerifier:
     """Verifier that scores a step by the probability that all its tokens are right.
 
-    The tokens of preceding steps without a score are included. A path's score is the product of its
-    step scores. A score depends on the path alone.
+    A score includes the tokens of directly preceding steps that have no score. A path's score is
+    the product of its step scores. A score depends on the path alone, never on the batch.
 
-    digest: the future digest of the head's file.
+    digest: future of the digest of the head's file.
     """
 
     default_aggregate = "prod"
@@ -157,7 +157,7 @@ class ProbeVerifier:
         ]
 
     def _read(self, steps: Sequence[Node]) -> None:
-        """Store the log-probability of each step as its handle, and drop its hidden states."""
+        """Store each step's log-probability in its node's handles; drop the hidden states there."""
         hidden, counts = list[Tensor](), list[int]()
         ids, logprobs = list[int](), list[float]()
         for step in steps:
@@ -167,7 +167,8 @@ class ProbeVerifier:
             if state is not None and count:
                 state.drawn_from = ()
                 hidden += states
-                # Tokens taken from a sibling (`--speculation truncate`) come first, without states.
+                # With `--speculation truncate`, a step's first tokens may come from its sibling.
+                # These tokens have no hidden states, and are left out.
                 ids += step.token_ids[-count:]
                 logprobs += step.logprobs[-count:]
         values = list[float]()

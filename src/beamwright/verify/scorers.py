@@ -1,7 +1,7 @@
 """Verifiers without a second model: log-probability, entropy, DeepConf, and a user's functions.
 
 The tree stores the log-probability of each sampled token under the distribution at temperature 1.
-Further statistics of the distribution are computed and stored only if a scorer names them in
+Other statistics of the distribution are computed and stored only if a scorer names them in
 `token_stats` (`protocols.Traits`). DeepConf: Fu et al. 2025, "Deep Think with Confidence".
 """
 
@@ -18,9 +18,9 @@ from beamwright.protocols import Traits, Verifier, traits_of
 from beamwright.tree import Node, Sees
 
 _ENTROPY, _CONFIDENCE = "entropy", "confidence"
-_BOTTOM = 10  # `bottom_groups` takes the lowest tenth of the groups
+_BOTTOM = 10  # `bottom_groups` uses one group in 10, those with the lowest confidence
 
-# Function from the confidences of a path's tokens and the window to a score.
+# Function from the confidences of a path's tokens and the window, in tokens, to a score.
 Measure = Callable[[Sequence[float], int], float]
 # Function from the problem's text and the texts of a path's steps to the score of the last step;
 # None for no score.
@@ -28,7 +28,7 @@ ScoreFunction = Callable[[str, list[str]], float | None]
 
 
 class StepScorer:
-    """Verifier that computes a step's score from the data on its node. It stores nothing.
+    """Verifier that computes a step's score from the data on its node, without state of its own.
 
     measure: function from a node to its score.
     token_stats, sees: see `protocols.Traits`.
@@ -48,7 +48,7 @@ class StepScorer:
         self.traits = Traits(frozenset(token_stats), reads_drawn=True, sees=sees)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """Return a score per step."""
+        """Return `measure(node)` for the node of each step."""
         return [self._measure(node) for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -69,7 +69,7 @@ def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
 
 
 def lowest_group(confidences: Sequence[float], window: int) -> float:
-    """Return DeepConf's lowest group confidence."""
+    """Return DeepConf's lowest group confidence: the minimum over all groups of the path."""
     return min(group_confidences(confidences, window))
 
 
@@ -90,11 +90,11 @@ def tail(confidences: Sequence[float], window: int) -> float:
 def deepconf(window: int = 128, measure: Measure = lowest_group) -> StepScorer:
     """Create a scorer with DeepConf's confidence of the path so far.
 
-    The score of the last step is the score of the whole path. It is the published number, not
-    scaled to [0, 1], because scaling would change the weights of a vote. It is a mean of token
-    confidences, which are at least log(20) and have no upper limit (`engine.sampling.confidence`).
+    The score of the last step is the score of the whole path. Scores are means of token confidences
+    as published, which are at least log(20) and have no upper limit (`engine.sampling.confidence`).
+    Scaling them to [0, 1] would change the weights of a vote.
 
-    window: tokens of a group.
+    window: number of tokens of a group.
     measure: `lowest_group`, `bottom_groups` or `tail`.
     """
 
@@ -118,13 +118,13 @@ def _exp(of: Callable[[Sequence[float]], float], drawn: Sequence[float]) -> floa
 
 _probability = partial(StepScorer, probabilities=True)
 _PLAIN: dict[str, Callable[[], StepScorer]] = {
-    # No scores: the lineage decides the order of the steps.
+    # No scores: selection then takes steps in the order of their lineages.
     "none": partial(StepScorer, lambda _: None, sees="answer"),
     # The geometric mean of the tokens' probabilities, and the smallest probability.
     "logprob": partial(_probability, lambda node: _exp(_mean, node.logprobs), "mean"),
     "min-logprob": partial(_probability, lambda node: _exp(min, node.logprobs), "min"),
-    # exp(-mean entropy). It is 1 if the generator had no choice, and 1 / k if at every token it
-    # chose from k equally likely ones.
+    # exp(-mean entropy): 1 if the distribution had one possible token everywhere, and 1 / k if it
+    # had k equally likely tokens everywhere.
     "entropy": partial(
         _probability,
         lambda node: _exp(lambda drawn: -_mean(drawn), node.stats.get(_ENTROPY, ())),
@@ -137,7 +137,7 @@ _MEASURES: dict[str, Measure] = {
     "deepconf-bottom": bottom_groups,
     "deepconf-tail": tail,
 }
-# Name in `probe:HEAD`: a head on the generator's own hidden states (`verify.probe`).
+# Name before the colon in `probe:HEAD`: a head on the generator's hidden states (`verify.probe`).
 PROBE = "probe"
 WITHOUT_MODEL = (*_PLAIN, *_MEASURES, PROBE)
 
@@ -169,8 +169,8 @@ class CallableVerifier(StepScorer):
 
     steps: the texts of the path's steps with their delimiters. Empty steps are left out and get no
         score.
-    function: may return None for no score.
-    aggregate: how a path's score follows from its steps.
+    function: returns the score of the last step, or None for no score.
+    aggregate: how a path's score follows from the scores of its steps, such as "min".
     """
 
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
@@ -208,9 +208,9 @@ class CallableVerifier(StepScorer):
 class ObjectVerifier:
     """Verifier that calls a user's object, with defaults for properties that it does not declare.
 
-    By default it is `listwise`, so that a call contains all steps of a round. An object that
-    declares `beside_decoding` is not: calls on its own thread contain the steps that are ready.
-    By default it has `reads_drawn` if it requests statistics of tokens. See `protocols.Traits`.
+    Defaults of its traits (`protocols.Traits`): `listwise`, so that each call contains all steps of
+    a round, unless the object declares `beside_decoding`: calls on a thread of its own then contain
+    the steps that are ready. `reads_drawn`, if the object requests statistics of tokens.
     """
 
     def __init__(self, function: Any) -> None:

@@ -1,8 +1,8 @@
 """Verifier formats as data: template, positions to read, head and activation.
 
-A new reward model needs no code. Its checkpoint folder contains a `verifier.yaml` with its format,
-or it is detected as one of the families in `families/` (`family.py`). The prompt of a judge is a
-`judge.yaml` or a family.
+A new reward model needs no code: its checkpoint folder contains a `verifier.yaml` with the format,
+or the checkpoint is detected as one of the families in `families/` (`family.py`). The format of a
+judge is a `judge.yaml` or a family.
 
 ```yaml
 name: my-prm
@@ -18,7 +18,7 @@ combine: last                 # tokens of one step to the step's score
 aggregate: min                # steps of a path to the path's score
 ```
 
-`family: NAME` in that file starts with the format of this family. Other keys replace its values.
+With `family: NAME`, a `verifier.yaml` starts from this family's format and replaces single values.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> N
 class Template(Section):
     """The format of the text that the verifier reads for a path.
 
-    Special tokens are written as their text.
+    In these fields, a special token is written as text, such as `<|im_end|>`.
     """
 
     # "text": the prefix, then every step with its suffix. "dialogue": each step is a user turn (the
@@ -121,12 +121,12 @@ def _is_inside(file: str) -> bool:
 
     Symbolic links are not checked: the hub's cache consists of links, and the user controls them.
     """
-    path = PureWindowsPath(file)  # understands both kinds of slashes, and drive letters
+    path = PureWindowsPath(file)  # parses both kinds of slashes, and drive letters
     return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in file
 
 
 class Head(Section):
-    """The head: the last layers, which compute values from hidden states."""
+    """The head of a reward model: the last layers, which compute a value per token."""
 
     # logit_pair: two rows of the LM head, those of the tokens `good` and `bad`.
     # linear: one linear layer with one output, or with two for softmax.
@@ -134,15 +134,15 @@ class Head(Section):
     # token_mlp: Linear-GELU-...-Linear on `features` of each token and its predecessor.
     # token_logprob: the log-probability of the token itself.
     kind: Literal["logit_pair", "linear", "two_layer", "token_mlp", "token_logprob"]
-    # A safetensors file in the checkpoint folder that contains the layers, by default named
-    # `layers.0`, `layers.1`, ...; or a `.pt` file of these layers or of one unnamed layer.
+    # File in the checkpoint folder with the head's layers: a safetensors file with tensors of
+    # `layers.0`, `layers.1`, ... (default names), or a `.pt` file with these or one unnamed layer.
     # None: the layers are tensors of the checkpoint itself.
     file: str | None = None
     # Names of the linear layers: the tensors are `NAME.weight` and, optionally, `NAME.bias`.
     layers: tuple[str, ...] = ()
     features: tuple[Feature, ...] = ()  # inputs of a token_mlp head
-    good: str | int | None = None  # a token, as text or id
-    bad: str | int | None = None  # a token, as text or id
+    good: str | int | None = None  # the token that means a right step, as text or id
+    bad: str | int | None = None  # the token that means a wrong step, as text or id
 
     @model_validator(mode="after")
     def _complete(self) -> Head:
@@ -163,7 +163,7 @@ class Head(Section):
 
 
 class VerifierSpec(Section):
-    """The format of a verifier; see the docstring of this module."""
+    """The format of a reward model, read from its `verifier.yaml` or its family."""
 
     name: str
     template: Template = Template()
@@ -174,14 +174,15 @@ class VerifierSpec(Section):
     # "ended_paths": only the last step of an ended path gets a score, for a model that judges
     # finished answers.
     scores: Literal["every_step", "ended_paths"] = "every_step"
-    # The part of a reply that is scored. Steps of the other part are left out of the text.
+    # The part of a reply that is scored: thoughts, answer or both. Other steps are left out of the
+    # verifier's text.
     sees: Sees = "answer"
-    combine: Reduction = "last"  # from the values of a step to its score
-    aggregate: Reduction = "last"  # from the scores of steps to the path's score
+    combine: Reduction = "last"  # reduces the values of a step's tokens to the step's score
+    aggregate: Reduction = "last"  # reduces the scores of a path's steps to the path's score
 
     @property
     def reads_logits(self) -> bool:
-        """True if the format needs the LM head."""
+        """True if the head uses the LM head's logits, so that the LM head must be loaded."""
         from_features = {"logprob", "entropy", "gap"} & set(self.head.features)
         return self.head.kind in ("logit_pair", "token_logprob") or bool(from_features)
 
@@ -232,9 +233,9 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
-    """Return the declaration `written` as an instance of `kind`.
+    """Validate the declaration `written`, and return it as an instance of `kind`.
 
-    where: the name of the file in errors.
+    where: name of the declaration's file, for error messages.
 
     Raises:
         InputError: for the first value that is not valid.
@@ -264,26 +265,26 @@ class JudgeSpec(Section):
     step: str  # text of each step, with {step} and its {number}
     drop: str = ""  # regular expression; its matches are removed from each step
     # "one": all steps are in one user turn. "each_step": each step is a user turn, the first one
-    # with the problem, and earlier turns are followed by the judge's earlier critiques.
+    # with the problem, and the judge's critique of an earlier step follows that step's turn.
     turns: Literal["one", "each_step"] = "one"
     opening: str = ""  # beginning of the judge's turn; {number} is the number of the step
-    # A critique ends before the first of these texts. {next} is the number of the next step, which
-    # does not exist yet.
+    # A critique ends before the first of these texts. {next} is the number after the judged step's,
+    # so a judge that goes on to invent a further step is stopped.
     stops: tuple[str, ...] = ()
-    pattern: str  # regular expression with one group, the score
-    out_of: float = Field(gt=0, allow_inf_nan=False)  # the best score that `pattern` can find
-    # Text that is appended to the critique, also to a truncated one. The score is then the
+    pattern: str  # regular expression whose only group matches the score in a critique
+    out_of: float = Field(gt=0, allow_inf_nan=False)  # best score on the judge's scale, such as 10
+    # Text appended to each critique, also to a truncated one, after which the score is the
     # probability of token `good` against token `bad`. None: `pattern` finds the score.
     suffix: str | None = None
-    good: str | int | None = None  # a token, as text or id
-    bad: str | int | None = None  # a token, as text or id
+    good: str | int | None = None  # the token that means a right step, as text or id
+    bad: str | int | None = None  # the token that means a wrong step, as text or id
     closing: str = ""  # text after the likelier of both tokens in the judge's earlier turns
     samples: int = Field(1, ge=1)  # number of critiques per step; the score is their mean
-    # How critiques are sampled. `seed`, the step's lineage and the critique's number are the key of
-    # their random streams.
+    # How critiques are sampled. The key of a critique's random stream is `seed`, the lineage of the
+    # step and the critique's number.
     sampling: SamplingSettings = SamplingSettings(temperature=0.0)
     seed: int = 0
-    max_tokens: int = Field(ge=1)  # most tokens of a critique
+    max_tokens: int = Field(ge=1)  # maximum number of tokens of a critique
     # "ended_paths": only the last step of an ended path is judged.
     scores: Literal["every_step", "ended_paths"]
     sees: Sees = "answer"  # see `VerifierSpec`
@@ -332,7 +333,7 @@ class JudgeSpec(Section):
         return self
 
     def read_score(self, critique: str) -> float | None:
-        """Return the last score in `critique`, in [0, 1]; None if missing or out of range."""
+        """Return the last score in `critique`, scaled to [0, 1]; None if there is no valid one."""
         plain = _EMPHASIS.sub("", _BOXED.sub(r"\1", critique))
         try:
             number = float(re.findall(self.pattern, plain)[-1])
