@@ -1,1 +1,0 @@
-"""Benchmarks of single features of the engine on this machine."""
