@@ -157,6 +157,9 @@ class StepWriter(Protocol):
 # --- policies --------------------------------------------------------------------------------
 
 
+SAMPLING_MASS = "sampling_mass"  # name of the statistic `engine.sampling.sampling_mass`
+
+
 @dataclass(frozen=True)
 class Traits:
     """What the engine must know about a verifier or a strategy, besides its methods.

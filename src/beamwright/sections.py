@@ -125,6 +125,9 @@ class ModelSettings(OpenSection):
     deterministic: bool = option(
         False, "Compute in tiles of a fixed size: grouping never changes the tree, even on a GPU."
     )
+    sampled_logprobs: bool = option(
+        False, "Also keep log-probabilities after temperature and filters (Solution.export)."
+    )
 
     @property
     def is_random(self) -> bool:

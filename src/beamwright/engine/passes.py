@@ -93,7 +93,7 @@ class DraftPasses:
         read = logits[: len(one.rows)]
         tokens, logprobs = self.sampler.sample(read, keys[index], drawn_at, how)
         one.tokens = tokens.tolist()
-        values = {"logprobs": logprobs, **self.sampler.stats(logits)}
+        values = {"logprobs": logprobs, **self.sampler.stats(logits, how)}
         one.values = {name: each[: len(read)].tolist() for name, each in values.items()}
         if any(row.decoding.sampling.top_logprobs for row in one.drafts):
             ids, top = (each.tolist() for each in likeliest(read, self.sampler.num_tokens))

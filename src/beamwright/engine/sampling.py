@@ -32,6 +32,7 @@ from beamwright.engine.noise import (
 )
 from beamwright.kv.streams import sent
 from beamwright.models.decoder import in_tiles
+from beamwright.protocols import SAMPLING_MASS
 from beamwright.sections import SamplingSettings
 
 MOST_LIKELIEST = 20  # number of most likely tokens kept per position; a request may take fewer
@@ -158,6 +159,20 @@ def confidence(logprobs: Tensor) -> Tensor:
     return -logprobs.topk(min(_LIKELIEST, logprobs.shape[-1]), dim=-1).values.mean(-1)
 
 
+def sampling_mass(
+    ways: Ways, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """Return the log [rows] of the sum of p ** (1 / temperature) over the tokens that may be drawn.
+
+    p is a token's probability at temperature 1. A drawn token's log-probability under the sampling
+    distribution is thus log(p) / temperature minus this value.
+
+    logits: [rows, tokens]; the parameters are those of `RowSampling`.
+    """
+    scaled = logits.float().log_softmax(-1) / temperature
+    return filter_logits(scaled, ways, top_k, top_p, min_p).logsumexp(-1)
+
+
 # Statistics by name: functions from log-probabilities [rows, tokens] to values [rows].
 TOKEN_STATS: dict[str, Callable[[Tensor], Tensor]] = {"entropy": entropy, "confidence": confidence}
 
@@ -235,7 +250,9 @@ class Sampler:
             self._fused = draw
         large = num_tokens >= _LARGE_VOCAB and device.type == "cpu"
         self._by_row = large and not captured and not fused
-        self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
+        self._keeps_mass = SAMPLING_MASS in token_stats
+        names = sorted(name for name in token_stats if name != SAMPLING_MASS)
+        self._stats = {name: TOKEN_STATS[name] for name in names}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
         if self._by_row:
             self._half = half_spread(self._spread)
@@ -339,20 +356,29 @@ class Sampler:
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
 
-    def stats(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return the statistics [rows] by name, of the distribution before temperature and filters.
+    def stats(self, logits: Tensor, how: RowSampling) -> dict[str, Tensor]:
+        """Return the statistics [rows] by name.
 
-        logits: [rows, vocab].
+        All but the sampling mass are of the distribution before temperature and filters.
+
+        logits: [rows, vocab]; it may have more rows than `how`.
         """
+        mass: dict[str, Tensor] = {}
+        if self._keeps_mass:
+            parameters = how.tensors[1:]
+            rows = logits[: len(how.greedy), : self.num_tokens], *parameters
+            mass[SAMPLING_MASS] = in_tiles(
+                self._tile_rows, lambda *rows: (sampling_mass(how.ways, *rows),), *rows
+            )[0]
         if not self._stats:
-            return {}
+            return mass
 
         def compute_stats(logits: Tensor) -> tuple[Tensor, ...]:
             logprobs = logits.float().log_softmax(-1)
             return tuple(compute(logprobs) for compute in self._stats.values())
 
         values = in_tiles(self._tile_rows, compute_stats, logits[:, : self.num_tokens])
-        return dict(zip(self._stats, values, strict=True))
+        return mass | dict(zip(self._stats, values, strict=True))
 
 
 def filter_logits(

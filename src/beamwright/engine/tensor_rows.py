@@ -273,7 +273,9 @@ class TensorRows:
         tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
         )
-        buffers.keep(tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits))
+        buffers.keep(
+            tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits, buffers.sampling)
+        )
         if buffers.wants_top:
             ids, top = likeliest(logits, self.num_tokens)
             buffers.keep(top_ids=ids, top_logprobs=top)

@@ -46,6 +46,7 @@ from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import trim_heap
 from beamwright.plan.costs import Roofline, Storage
 from beamwright.protocols import (
+    SAMPLING_MASS,
     Direction,
     SchedulePolicy,
     Strategy,
@@ -122,7 +123,8 @@ class Machinery:
                 self._connect(verifier)
             else:
                 self._load(verifier)
-            self.token_stats = stats_read_by(self.verifier, strategy)
+            kept = {SAMPLING_MASS} if model.sampled_logprobs else set()
+            self.token_stats = stats_read_by(self.verifier, strategy) | kept
             self.batch = self._make_batch()
         models = self.tree_models
         parameters = [each.decoder.shape.num_parameters for each in models]

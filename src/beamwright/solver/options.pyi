@@ -184,6 +184,8 @@ class SolverOptions(RequestOptions, total=False):
     """
     deterministic: bool
     """Compute in tiles of a fixed size: grouping never changes the tree, even on a GPU."""
+    sampled_logprobs: bool
+    """Also keep log-probabilities after temperature and filters (Solution.export)."""
     memory: int | str | None
     """Limit on all memory used on the device, such as 7GiB."""
     kv_memory: int | str | None

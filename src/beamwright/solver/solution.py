@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from html import escape
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from beamwright.config import Settings
 from beamwright.counters import CounterView, counter_field
+from beamwright.io import write_atomically
 from beamwright.page.runs import tree_page
-from beamwright.tree import Lineage, SearchTree
+from beamwright.solver.export import step_rows
+from beamwright.tree import Lineage, Node, SearchTree
 
 # Fields of a solution that are copied from the chosen candidate.
 OF_CHOSEN = ("answer", "text", "score", "stop", "lineage")
@@ -363,6 +367,26 @@ class Solution:
         content["tree"] = content.pop("tree_stats")
         content["settings"] = self.settings.model_dump(mode="json")
         return content
+
+    def export(
+        self, file: Path | None = None, reward: Callable[[Node], float | None] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the tree as training data, one row per decoded step, pruned steps included.
+
+        Columns: `input_ids` (all tokens up to the step's last), `completion_mask` (1 for the step's
+        own tokens), `logprobs` at temperature 1, `sampled_logprobs`, `reward` (mean of the paths
+        through the step), `advantage` (reward minus the parent's), `step`, `parent` and more.
+        `sampled_logprobs` are those of the behaviour policy, after temperature and filters; None
+        unless the solver was made with `sampled_logprobs=True`.
+
+        file: also write the rows there as JSON lines.
+        reward: function from a path's last step to its reward; by default the path's score.
+        """
+        temperature = self.settings.sampling.temperature
+        rows = step_rows(self.tree, temperature, reward or (lambda node: node.score))
+        if file is not None:
+            write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
 
 
 def _short(score: float | None) -> str:
