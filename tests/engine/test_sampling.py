@@ -150,7 +150,9 @@ def test_what_a_row_may_draw_is_the_same_whatever_others_do(tile_rows):
 
 
 def stats_of(logits, num_tokens=None, names=("entropy", "confidence")):
-    found = Sampler(num_tokens or logits.shape[-1], CPU, names).stats(logits, RowSampling(len(logits), CPU))
+    found = Sampler(num_tokens or logits.shape[-1], CPU, names).stats(
+        logits, RowSampling(len(logits), CPU)
+    )
     assert all(values.shape == logits.shape[:1] for values in found.values())
     return {name: values.tolist() for name, values in found.items()}
 
