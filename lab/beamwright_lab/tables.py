@@ -17,7 +17,7 @@ Row = dict[str, str]
 def with_origin(shown: str, found: Found) -> str:
     """Return a table with the command, date and commit that produced it above it."""
     facts = [found["machine"]["date"], f"commit {found['commit']}" if found["commit"] else ""]
-    facts.append("transcribed" if "transcribed" in found.get("source", "") else "")
+    facts.append("copied from its output" if "transcribed" in found.get("source", "") else "")
     said = ", ".join(each for each in facts if each)
     return f"`{found['command']}`\n({said})\n\n{shown}"
 
@@ -106,7 +106,7 @@ def speed(found: Found) -> str:
             own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
             factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
             best = cells[n, side].get("s / problem, best rounds")
-            least = "" if best is None else f"; {best:.2f} in each problem's best round"
+            least = "" if best is None else f"; {best:.2f} by each problem's fastest run"
             row[f"n = {n}"] = f"{theirs:.2f}{factor}{least}"
         row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
         rows.append(row)
@@ -186,9 +186,9 @@ def frontier(found: Found) -> str:
             row |= {
                 f"{share} of the KV, GiB": f"{line['gib']:.2f}" if line else "",
                 f"{share}: ours, s": f"{line['ours_s']:.1f}" if line else "no fit",
-                f"{share}: over the floor": f"{line['over_floor']:.2f}" if line else "",
-                f"{share}: best engine": f"{line['once']:.2f}" if line else "",
-                f"{share}: by row": f"{line['by_row']:.2f}" if line else "",
+                f"{share}: ours / floor": f"{line['over_floor']:.2f}" if line else "",
+                f"{share}: best engine / ours": f"{line['once']:.2f}" if line else "",
+                f"{share}: by row / ours": f"{line['by_row']:.2f}" if line else "",
             }
         rows.append(row)
     return table(rows, list(rows[0]))
@@ -206,9 +206,9 @@ def frontier_shares(found: Found) -> str:
             "KV held": percent,
             "searches that fit": str(share["searches"]),
             "KV budget, GiB": f"{share['gib']['least']:.2f}-{share['gib']['most']:.1f}",
-            "best engine": _span(share["once"]),
-            "by row": _span(share["by_row"]),
-            "over the floor": _span(share["over_floor"]),
+            "best engine / ours": _span(share["once"]),
+            "by row / ours": _span(share["by_row"]),
+            "ours / floor": _span(share["over_floor"]),
         }
         for percent, share in found["shares"].items()
     ]

@@ -131,9 +131,12 @@ def _utilisation(found: Found) -> Judged:
 
 def _invocations(found: Found) -> Judged:
     rows = [row for row in found["invocations"] if row["in flight"] == 1]
-    said = ", ".join(f"{row['passes']:.2f} with {row['kept']:.2f} kept" for row in rows)
+    said = ", ".join(f"{row['passes']:.2f} if {row['kept']:.2f} are kept" for row in rows)
     least = min(row["passes"] for row in rows)
-    return f"share of the passes without speculation: {said}", grade(is_near(least, 0.5), "partly")
+    return (
+        f"passes, relative to a run without speculation: {said}",
+        grade(is_near(least, 0.5), "partly"),
+    )
 
 
 def _decoupled(found: Found) -> Judged:

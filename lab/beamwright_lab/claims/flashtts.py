@@ -82,12 +82,12 @@ def _sensitivity(found: Found) -> Judged:
     least, most = (end(rows, key=lambda row: row["P+M+S"]) for end in (min, max))
     worst = min(row["P+M+S+L"] / row["P+M+S"] for row in rows)
     ends = (
-        f"{row['P+M+S']:.2f}x (sigma {row['spread']}, {row['inherited']} inherited)"
+        f"{row['P+M+S']:.2f}x (spread {row['spread']}, {row['inherited']} inherited)"
         for row in (least, most)
     )
     said = (
-        f"{' to '.join(ends)}; sigma: spread of log step lengths, inherited: the share of a "
-        f"score that comes from the parent. LookAhead gives at worst {worst:.2f} of this"
+        f"by the spread of log step lengths and the share of a score that is inherited from the "
+        f"parent: {' to '.join(ends)}; with LookAhead, at worst {worst:.2f} of the same speedup"
     )
     return said, grade(least["P+M+S"] > 1, "partly")
 
@@ -106,7 +106,7 @@ def _utilisation(found: Found) -> Judged:
 def _memory_of_stages(found: Found) -> Judged:
     row = next(row for row in found["6: throughput and KV"] if row["model"] == "1.5B")
     prefill, decode = float(row["prefill, GiB at 80 %"]), float(row["decode, GiB at 80 %"])
-    said = f"prefill {prefill:g} GiB, decoding {decode:g} GiB, {decode / prefill:.0f} times as much"
+    said = f"prefill {prefill:g} GiB, decoding {decode:g} GiB"
     return said, grade(prefill < 1 and decode / prefill >= 5)
 
 

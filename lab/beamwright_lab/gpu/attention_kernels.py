@@ -85,9 +85,9 @@ def cases() -> list[AttentionCase]:
             ),
             AttentionCase("decode, one prefix", model, "shared", 64, 1024, step=1024),
             AttentionCase("decode, one row", model, "shared", 1, 2048, step=2048),
-            AttentionCase("decode, a copy each", model, "separate", 16, 2048),
+            AttentionCase("decode, KV copied per path", model, "separate", 16, 2048),
             AttentionCase("prefill of a prompt", model, "shared", 1, 0, chunk=256),
-            AttentionCase("prefill behind a path", model, "tree", 16, 1024, chunk=64),
+            AttentionCase("prefill that continues a path", model, "tree", 16, 1024, chunk=64),
         ]
     return found
 

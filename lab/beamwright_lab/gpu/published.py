@@ -16,8 +16,8 @@ CHECK = "python -m beamwright_lab.gpu.check"
 
 _KERNELS = {"qwen2.5-1.5b", "qwen2.5-7b", "opt-6.7b", "vocabulary of 151936"}
 _WORKS = {
-    *("draw", "decode, tree", "decode, tree of long steps", "decode, a copy each"),
-    "prefill behind a path",
+    *("draw", "decode, tree", "decode, tree of long steps", "decode, KV copied per path"),
+    "prefill that continues a path",
 }
 _KEPT: Mapping[str, tuple[str, ...]] = {
     "graphs": ("rows",),

@@ -239,11 +239,11 @@ def one_step(found: Found) -> str:
         if step is None:
             return NOTHING
         longer = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
-        waits = ", ".join(f"{1e-3 * w:.0f} ms (kernels ran for {1e-3 * b:.0f})" for w, b in longer)
+        waits = ", ".join(f"{1e-3 * w:.0f} ms (kernels ran {1e-3 * b:.0f} ms)" for w, b in longer)
         said = (
             f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us; their own times add "
             f"up to {step['busy_us']:,.0f} us. Gap between steps: {step['between_steps_us']} us; "
-            f"longer gaps: {waits or 'none'}."
+            f"longer gaps in the whole search: {waits or 'none'}."
         )
         return f"{_wrapped(said)}\n\n{_table(step['kernels'][:14])}"
 
@@ -320,7 +320,7 @@ def points(found: Found) -> str:
         for row in stage["points"]:
             if "error" in row:
                 continue
-            cut = "" if row["whole"] else f", cut at {row['tokens']} tokens"
+            cut = "" if row["whole"] else f", stopped after {row['tokens']}"
             simulated = predicted.get(row["name"], {})
             rows.append(
                 {

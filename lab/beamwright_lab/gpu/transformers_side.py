@@ -18,7 +18,7 @@ from beamwright_lab.gpu.parity import random_model, sizes_of
 from beamwright_lab.gpu.sides import Case, Side, timed
 
 _CACHES: tuple[tuple[str, Mapping[str, Any], float], ...] = (
-    ("a cache that grows", {}, 15.0),
+    ("DynamicCache", {}, 15.0),
     (
         "a static cache, not compiled",
         {"cache_implementation": "static", "disable_compile": True},

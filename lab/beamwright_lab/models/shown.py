@@ -111,7 +111,9 @@ def _published(row: Found) -> Iterator[dict[str, Any]]:
     for each in row["sides"]:
         far = each["side"] != ""
         yield {
-            "": each["side"] or "`transformers`, float32 of its values",
+            "": {"": "`transformers`, dequantised to float32", "llama.cpp": "llama.cpp"}.get(
+                each["side"], f"Beamwright, {each['side']}"
+            ),
             "perplexity": f"{each['perplexity']:.2f}",
             "error: median": f"{each['median']:.3f}" if far else None,
             "error: largest": f"{each['largest']:.2f}" if far else None,
