@@ -75,7 +75,7 @@ def test_both_decoders_say_the_same(write, kind):
     for name in (*same, "num_parameters", "active_parameters", "stored_bfloat16"):
         assert getattr(own.shape, name) == getattr(adapted.shape, name), name
     chosen = torch.tensor([3, 5])
-    assert torch.equal(own.embedded(chosen), adapted.embedded(chosen))
+    assert torch.equal(own.embed_tokens(chosen), adapted.embed_tokens(chosen))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "granite"])

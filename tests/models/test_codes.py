@@ -12,10 +12,10 @@ import fakes
 from beamwright.models import streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
-from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
+from beamwright.models.grouped import GroupedLinear, JoinedLinear, join_projections
 from beamwright.models.linear import Int8Linear, quantise_linear
 from beamwright.models.streaming import CodedLinear, StreamedLinear, product
-from beamwright.models.trials import Streaming
+from beamwright.models.trials import KernelChooser
 from beamwright.plan.costs import Storage
 from engines import prefilled, random_decoder
 
@@ -32,7 +32,7 @@ def grouped(bits, group, outputs=80, columns=256, *, bias=False):
     scale = 2.0 ** torch.randint(-2, 1, (outputs, columns // group), generator=draws)
     linear = GroupedLinear.of(bits, codes, scale, -(2 ** (bits - 1) - 1) * scale)
     linear.weight = linear.weight.to(DEVICE)
-    return joined([linear], drawn(outputs) if bias else None)
+    return join_projections([linear], drawn(outputs) if bias else None)
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +84,14 @@ def test_a_row_has_the_same_bits_among_any_others(few_parts, monkeypatch):
 
 def test_what_the_kernel_takes_goes_there(monkeypatch):
     monkeypatch.setattr(trials, "product", summed)
-    streams = Streaming(always=True, dtype=torch.float16)
+    streams = KernelChooser(always=True, dtype=torch.float16)
     parts = [grouped(4, 32, 32), grouped(8, 16, 32, bias=True), Linear(drawn(80, 256))]
     kinds = [type(part) for part in streams(JoinedLinear(parts)).parts]
     assert kinds == [CodedLinear, CodedLinear, StreamedLinear]
     odd = grouped(4, 24, columns=384), grouped(4, 64, outputs=72), grouped(4, 64, columns=192)
     for linear in odd:
         assert streams(linear) is linear, "groups, outputs and columns are whole tiles"
-    assert Streaming(always=True, dtype=torch.float32)(grouped(4, 64)).bits == 4
+    assert KernelChooser(always=True, dtype=torch.float32)(grouped(4, 64)).bits == 4
 
 
 def summed(x, weight, bias=None, parts=None, leak=0):
@@ -106,10 +106,10 @@ def test_many_rows_are_the_library_s_where_it_has_the_bits(monkeypatch):
     monkeypatch.setattr(trials, "product", summed)
     for leak, many in ((0, trials._by_library), (1, trials._by_kernel)):
         monkeypatch.setattr(trials.F, "linear", partial(summed, leak=leak))
-        found = Streaming(always=False, dtype=torch.float16)(linear)
+        found = KernelChooser(always=False, dtype=torch.float16)(linear)
         assert found.by is many
     monkeypatch.setattr(trials, "product", partial(summed, leak=1))
-    assert Streaming(always=True, dtype=torch.float16)(linear).by is None
+    assert KernelChooser(always=True, dtype=torch.float16)(linear).by is None
 
 
 def test_a_card_on_which_the_kernel_is_wrong_turns_tiles_back(monkeypatch):
@@ -117,9 +117,9 @@ def test_a_card_on_which_the_kernel_is_wrong_turns_tiles_back(monkeypatch):
     monkeypatch.setattr(
         trials, "product", lambda x, codes, bias: F.linear(x, codes.values(x.dtype)) * 0.9
     )
-    assert Streaming(always=True, dtype=torch.float16)(linear) is linear
+    assert KernelChooser(always=True, dtype=torch.float16)(linear) is linear
     monkeypatch.setattr(Codes, "values", lambda self, dtype: drawn(80, 256))
-    assert Streaming(always=True, dtype=torch.float16)(linear) is linear
+    assert KernelChooser(always=True, dtype=torch.float16)(linear) is linear
 
 
 def in_codes(linear):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.models.digest import digest_later, digest_of
+from beamwright.models.digest import digest_of, start_digest
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_revision_of_the_hub_is_told(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_leaves_none(folder):
-    assert digest_later(folder).result() == digest_of(folder)
+    assert start_digest(folder).result() == digest_of(folder)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "nowhere")
-    assert digest_later(folder).result() is None
+    assert start_digest(folder).result() is None

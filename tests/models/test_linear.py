@@ -153,7 +153,7 @@ def test_a_single_row_has_the_bits_that_it_has_among_others(dtype, columns):
     weight = torch.cat([half, -half], 1)[:, order].to(dtype).contiguous()
     x = torch.cat([asked, asked], 1)[:, order].to(dtype)
     for linear in (prepack(Linear(weight, torch.ones(40, dtype=dtype))), prepack(Linear(weight))):
-        if not linear.takes_one_row:
+        if not linear.is_exact_for_one_row:
             pytest.skip("nothing is packed here")
         assert torch.equal(linear(x), torch.cat([linear(row) for row in x.split(1)]))
 
@@ -161,7 +161,7 @@ def test_a_single_row_has_the_bits_that_it_has_among_others(dtype, columns):
 def test_a_decoder_takes_one_row_where_all_its_products_do():
     shape = "llama,layers=1,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
     packed, plain = random_decoder(shape, pack=prepack), random_decoder(shape)
-    assert not plain.takes_one_row
-    assert packed.takes_one_row == isinstance(packed.weights.lm_head, PackedLinear)
+    assert not plain.is_exact_for_one_row
+    assert packed.is_exact_for_one_row == isinstance(packed.weights.lm_head, PackedLinear)
     packed.weights.layers[0].down = plain.weights.layers[0].down
-    assert not packed.takes_one_row
+    assert not packed.is_exact_for_one_row

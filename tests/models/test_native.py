@@ -102,7 +102,7 @@ def test_groups_of_4_bits_are_multiplied_as_they_are(group):
     x, bias = activations(), torch.randn(OUTPUTS)
     grouped = round_to_groups(torch.randn(OUTPUTS, COLUMNS), group)
     grouped.bias = bias
-    made = native.packed(grouped)
+    made = native.pack_for_library(grouped)
     assert isinstance(made, native.NativeLinear)
     expected = in_8_bits(x) @ grouped.values(slice(None)).double().T + bias
     torch.testing.assert_close(made(x).double(), expected, rtol=1e-5, atol=1e-4)
@@ -111,7 +111,7 @@ def test_groups_of_4_bits_are_multiplied_as_they_are(group):
     size = -(-OUTPUTS // 16) * 16 * COLUMNS // group * (group // 2 + 4)
     assert made.weight.nbytes == size
     padded = round_to_groups(torch.randn(OUTPUTS, COLUMNS - 16), group)
-    assert native.packed(padded) is padded  # its last group's columns are not all columns
+    assert native.pack_for_library(padded) is padded  # its last group's columns are not all columns
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -133,7 +133,7 @@ def test_parts_stand_in_a_row_with_their_biases():
     x, parts = activations(), [blocks(12), blocks(14, 24, seed=2)]
     for part in parts:
         part.bias = torch.randn(len(part.weight))
-    found = native.packed(JoinedLinear(parts))(x)
+    found = native.pack_for_library(JoinedLinear(parts))(x)
     alone = [native.NativeLinear([blocks(12)])(x), native.NativeLinear([blocks(14, 24, 2)])(x)]
     assert torch.equal(found, torch.cat(alone, 1) + torch.cat([part.bias for part in parts]))
 

@@ -24,7 +24,9 @@ SHAPES = {
 
 def in_blocks(text, dtype=torch.float32):
     """A decoder whose projections are rounded to blocks of 8 bits."""
-    return random_decoder(text, dtype, pack=lambda each: native.packed(native.round_to_q8_0(each)))
+    return random_decoder(
+        text, dtype, pack=lambda each: native.pack_for_library(native.round_to_q8_0(each))
+    )
 
 
 def begun(decoder, rows, tokens=4):
@@ -34,7 +36,7 @@ def begun(decoder, rows, tokens=4):
     model.prefill([PrefillRequest((), root, range(1, 20), 0, read=())])
     session = DecodeSession(decoder, model.store, model.backend)
     paths = [(PathPart(root, 19 - row % 2),) for row in range(rows)]
-    session.arrange([], paths, [model.store.create() for _ in range(rows)])
+    session.arrange_rows([], paths, [model.store.create() for _ in range(rows)])
     session.prepare(tokens)
     return session
 

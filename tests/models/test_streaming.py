@@ -14,8 +14,8 @@ from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import round_to_groups
 from beamwright.models.linear import packer
-from beamwright.models.streaming import CodedLinear, FewStreamedLinear, StreamedLinear, product
-from beamwright.models.trials import Streaming, is_invariant
+from beamwright.models.streaming import CodedLinear, FewRowsLinear, StreamedLinear, product
+from beamwright.models.trials import KernelChooser, is_invariant
 from beamwright.plan.costs import Storage
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +50,7 @@ def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows
     codes = Codes.of(round_to_groups(weight))
     for linear in (
         StreamedLinear(weight),
-        FewStreamedLinear(weight),
+        FewRowsLinear(weight),
         CodedLinear(codes, None, None),
     ):
         assert torch.equal(linear.gated(x, "silu"), fused.gated(linear(x), "silu"))
@@ -62,7 +62,7 @@ def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows
 
 
 def test_what_the_kernel_does_not_take_stays():
-    streams = Streaming(always=True)
+    streams = KernelChooser(always=True)
     for linear in (
         Linear(drawn(80, 192)),  # no whole units
         Linear(drawn(72, 256)),  # rows of results that are not aligned
@@ -89,7 +89,7 @@ class Library:
 
 @pytest.mark.parametrize(
     ("leaks", "wide", "kind"),
-    [(True, False, StreamedLinear), (False, False, Linear), (False, True, FewStreamedLinear)],
+    [(True, False, StreamedLinear), (False, False, Linear), (False, True, FewRowsLinear)],
 )
 def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide, kind):
     library = Library(leaks=leaks)
@@ -97,7 +97,7 @@ def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide,
     monkeypatch.setattr(trials, "product", Library(leaks=False))
     monkeypatch.setattr(trials, "_ROWS", (8, 64, 72))
     monkeypatch.setattr(streaming, "_UNITS", 1 if wide else 132)
-    streams = Streaming(always=False)
+    streams = KernelChooser(always=False)
     found = streams(Linear(drawn(128, 256)))
     assert type(found) is kind
     before = library.calls
@@ -107,10 +107,10 @@ def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide,
 
 def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
     monkeypatch.setattr(trials, "product", lambda x, weight, bias: x @ weight.t() * 0.9)
-    assert type(Streaming(always=True)(Linear(drawn(80, 256)))) is Linear
+    assert type(KernelChooser(always=True)(Linear(drawn(80, 256)))) is Linear
     monkeypatch.setattr(trials, "product", None)
     with pytest.raises(TypeError):  # a mistake of ours is no failure of the card
-        Streaming(always=True)(Linear(drawn(80, 256)))
+        KernelChooser(always=True)(Linear(drawn(80, 256)))
 
 
 def test_rows_that_cancel_tell_the_order_of_a_sum():

@@ -219,9 +219,9 @@ def test_a_start_of_several_tokens_is_open_until_the_last_of_them():
     codec = codec_with("<|channel|>", "<|message|>", "<|end|>", "<|start|>", special=True)
     marks = codec.thoughts
     ids = codec.encode("<|channel|>analysis<|message|>Ada")
-    assert [marks.begins(ids[:count]) for count in range(1, 3)] == [None, None]
-    assert marks.begins(ids) is True
-    assert marks.begins(codec.encode("Ada")) is False
+    assert [marks.begins_with_start(ids[:count]) for count in range(1, 3)] == [None, None]
+    assert marks.begins_with_start(ids) is True
+    assert marks.begins_with_start(codec.encode("Ada")) is False
 
 
 def test_marks_are_no_text_of_a_reply():
@@ -239,4 +239,4 @@ def test_an_end_that_is_spelt_out_is_none():
     marks, spelt = codec.thoughts, [id for piece in "</think>" for id in codec.encode(piece)]
     assert len(spelt) > 1
     assert codec.decode(spelt) == "</think>"
-    assert marks.shown(spelt) == spelt
+    assert marks.without_marks(spelt) == spelt

@@ -170,7 +170,7 @@ def choose_linear(linear: Linear) -> Linear:
         return streaming.CodedLinear(laid_out, linear.bias, None)
     outputs, columns = linear.weight.shape
     if outputs >= _WIDE_OUTPUTS:
-        return streaming.FewStreamedLinear(linear.weight, linear.bias)
+        return streaming.FewRowsLinear(linear.weight, linear.bias)
     if outputs <= columns and columns >= _LONG_COLUMNS:
         return streaming.StreamedLinear(linear.weight, linear.bias)
     return linear
@@ -250,7 +250,7 @@ def step_launches(
         path = tuple(_prefilled(model, [16]))
         rows = TensorRows(model, None, replay=Replay())
         session = rows._session
-        session.arrange([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
+        session.arrange_rows([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
         buffers = rows._step_buffers()
         buffers.sampling.load([sampling] * session.num_rows, [False] * session.num_rows)
         buffers.wants_top = sampling.top_logprobs > 0

@@ -135,7 +135,7 @@ def _use_tiles(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
     from beamwright.models import trials
 
     class NarrowLinear(Linear):
-        takes_one_row = True
+        is_exact_for_one_row = True
 
         def __call__(self, x: Tensor) -> Tensor:
             rows = _FEW if len(x) <= _FEW else _MANY

@@ -149,7 +149,7 @@ def tree_logits(settings: ModelSettings) -> torch.Tensor:
         joining = {0: range(0, _ROWS, 2), _LATE: range(1, _ROWS, 2)}.get(turn, range(0))
         if joining or len(staying) < len(present):
             segments = [model.store.create() for _ in joining]
-            session.arrange(staying, [paths[row] for row in joining], segments)
+            session.arrange_rows(staying, [paths[row] for row in joining], segments)
             present = [*(present[place] for place in staying), *joining]
         index = torch.tensor([*present, *present[:1] * (session.num_rows - len(present))])
         steps = torch.tensor([len(found[row]) for row in index.tolist()])

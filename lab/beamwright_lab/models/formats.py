@@ -89,7 +89,7 @@ def linear_error(weights: StoredWeights, names: Sequence[str]) -> float | None:
     """
     found = []
     for name in names:
-        linear = weights.linear(name.removesuffix(".weight"))
+        linear = weights.quantised_linear(name.removesuffix(".weight"))
         meant = weights.tensor(name)
         if linear is None or meant is None:
             continue

@@ -55,7 +55,7 @@ class Decoding:
             segment = model.store.create()
             model.store.append([segment], [torch.randn(shape, generator=generator)])
             paths.append((PathPart(segment, tokens),))
-        self._session.arrange([], paths, [model.store.create() for _ in paths])
+        self._session.arrange_rows([], paths, [model.store.create() for _ in paths])
         self._at, self._copied_s = tokens, 0.0
         self.store.fetch = self._timed(model.store.fetch)  # type: ignore[method-assign]
 

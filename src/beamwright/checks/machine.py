@@ -84,7 +84,7 @@ def matmul_libraries() -> dict[str, Any]:
     codes = instructions() or _TURNED_BACK + ": installed without a C compiler"
     products |= dict.fromkeys(("int8", "int4", "gguf"), codes)
     decoder = _small_decoder()
-    decoder.least_rows = 1 if decoder.takes_one_row else FEW_ROWS
+    decoder.least_rows = 1 if decoder.is_exact_for_one_row else FEW_ROWS
     exact = batches_are_exact(decoder, make_attention("tree"))
     return {**products, "least_rows": decoder.least_rows if exact else ROW_MULTIPLE}
 

@@ -152,7 +152,7 @@ class AsideWriter:
             if not going:
                 return
             if padded_rows(len(going)) < session.num_rows:
-                session.arrange(going)
+                session.arrange_rows(going)
                 spare = session.num_rows - len(going)
                 present = [*(present[i] for i in going), *([None] * spare)]
                 index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
@@ -189,5 +189,5 @@ class AsideWriter:
             aside.ended = aside.ends(aside.token_ids)
             (done if aside.stopped else going).append(index)
         if done:
-            session.drop(done)
+            session.drop_rows(done)
         return going

@@ -88,7 +88,7 @@ def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
 
 
 def _prompt_opens_thought(node: Node, marks: ThoughtMarks) -> bool:
-    return not node.quoted and marks.opened(node.token_ids)
+    return not node.quoted and marks.ends_with_start(node.token_ids)
 
 
 # --- forced tokens: how a thought is made to end within its budget ----------------------------
@@ -266,14 +266,17 @@ class StopFinder:
 
         Also set `row.thought`.
         """
-        if row.thought is None and (begins := marks.begins([*row.tokens, *drawn])) is not None:
+        if (
+            row.thought is None
+            and (begins := marks.begins_with_start([*row.tokens, *drawn])) is not None
+        ):
             row.thought = begins
         last = [*row.tokens, *drawn][-len(marks.end) :] if drawn[-1] == marks.end[-1] else ()
         if tuple(last) == marks.end:
             row.thought = True  # even if its start mark was never seen
             return StopReason.THOUGHT_END
         begins = drawn[-1] == marks.start[-1] and not row.thought
-        if begins and marks.opened([*row.tokens, *drawn]):
+        if begins and marks.ends_with_start([*row.tokens, *drawn]):
             return StopReason.DELIMITER
         return None
 

@@ -86,7 +86,7 @@ class Prompts:
         tree = SearchTree(problem_id, tuple(ids), text)
         root, marks = tree.root, self._codec.thoughts
         self._args[root], root.now, root.raw = args, now, isinstance(problem, RawPrompt)
-        opened = not root.raw and marks is not None and marks.opened(ids)
+        opened = not root.raw and marks is not None and marks.ends_with_start(ids)
         root.quoted = opened and not self._codec.opens_thought(args)
         return tree
 

@@ -31,7 +31,7 @@ from beamwright.engine.noise import (
     spread_tokens,
 )
 from beamwright.kv.streams import sent
-from beamwright.models.decoder import in_tiles
+from beamwright.models.decoder import apply_in_tiles
 from beamwright.protocols import SAMPLING_MASS
 from beamwright.sections import SamplingSettings
 
@@ -279,7 +279,9 @@ class Sampler:
         if self._by_row:
             tokens, logprobs = self._sample_by_row(how.ways, unread, rows)
         elif self._fused is None:
-            tokens, logprobs = in_tiles(self._tile_rows, partial(self._sample, how.ways), *rows)
+            tokens, logprobs = apply_in_tiles(
+                self._tile_rows, partial(self._sample, how.ways), *rows
+            )
         else:
             tokens, logprobs = self._fused(*(rows if how.ways.filters else rows[:5]))
         if how.ways.closes:
@@ -367,7 +369,7 @@ class Sampler:
         if self._keeps_mass:
             parameters = how.tensors[1:]
             rows = logits[: len(how.greedy), : self.num_tokens], *parameters
-            mass[SAMPLING_MASS] = in_tiles(
+            mass[SAMPLING_MASS] = apply_in_tiles(
                 self._tile_rows, lambda *rows: (sampling_mass(how.ways, *rows),), *rows
             )[0]
         if not self._stats:
@@ -377,7 +379,7 @@ class Sampler:
             logprobs = logits.float().log_softmax(-1)
             return tuple(compute(logprobs) for compute in self._stats.values())
 
-        values = in_tiles(self._tile_rows, compute_stats, logits[:, : self.num_tokens])
+        values = apply_in_tiles(self._tile_rows, compute_stats, logits[:, : self.num_tokens])
         return mass | dict(zip(self._stats, values, strict=True))
 
 

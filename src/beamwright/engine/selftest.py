@@ -58,7 +58,7 @@ def set_least_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bo
     few = first.device.type == "cpu" and first.tile_rows is None and not first.shape.states
     if few and backend.name not in KERNEL_BACKENDS:
         choices.insert(0, FEW_ROWS)
-        if all(decoder.takes_one_row for decoder in decoders):
+        if all(decoder.is_exact_for_one_row for decoder in decoders):
             choices.insert(0, 1)
     for least in choices:
         for decoder in decoders:
@@ -89,7 +89,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     first = decoder.first_layers()
     first.least_rows = decoder.least_rows
     sizes: Sequence[int] = _BATCH_SIZES
-    if decoder.is_fixed:
+    if decoder.is_batch_invariant:
         sizes = _FIXED_SIZES
     elif first.least_rows < ROW_MULTIPLE:
         sizes = [size for size in _FEW_SIZES if size >= first.least_rows]
@@ -98,7 +98,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         # Few rows for recurrent layers: they read prompts row by row, and do not depend on the
         # sizes that attention has.
         few = backend.name in KERNEL_BACKENDS or decoder.shape.states
-        bounds = _FIXED if decoder.is_fixed else _INTERPRETED if few else _ON_CPU
+        bounds = _FIXED if decoder.is_batch_invariant else _INTERPRETED if few else _ON_CPU
     try:
         alone = [_compute_alone(first, batches) for batches in ([sum(sizes)], sizes)]
         rows = _Rows(first, backend, bounds[-1])

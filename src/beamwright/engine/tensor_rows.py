@@ -116,7 +116,7 @@ class TensorRows:
         places = self._places()
         paths = [path_to(row.node.parent) for row in joining]
         segments = [row.segment for row in joining]
-        self._session.arrange([places[row] for row in staying], paths, segments)
+        self._session.arrange_rows([places[row] for row in staying], paths, segments)
         padding = self._session.num_rows - len(staying) - len(joining)
         self._rows = [*staying, *joining, *([None] * padding)]
         self._arrangement += 1
@@ -141,7 +141,7 @@ class TensorRows:
     @torch.inference_mode()
     def store(self, tokens: Mapping[Row, int]) -> None:
         places = self._places()
-        self._session.store({places[row]: n for row, n in tokens.items() if row in places})
+        self._session.store_tokens({places[row]: n for row, n in tokens.items() if row in places})
 
     def _places(self) -> dict[Row, int]:
         return {row: place for place, row in enumerate(self._rows) if row is not None}
@@ -158,7 +158,7 @@ class TensorRows:
             _count_overrun(self._rows[place], self._launched_ahead)
             self._rows[place] = None
         if gone:
-            self._session.drop(gone)
+            self._session.drop_rows(gone)
         thinks = any([row.thought is None for row in running])
         # If the next iteration can use the rows unchanged, its first step is launched before the
         # host reads this iteration's results.
@@ -226,7 +226,7 @@ class TensorRows:
         for number in range(max_tokens):
             # The pass after a row's stop still forwards its last token. In later passes the row's
             # recurrent state must not change.
-            self._session.stop([n for n, row in places if row.stop and number > drawn.used[n]])
+            self._session.stop_rows([n for n, row in places if row.stop and number > drawn.used[n]])
             if number or not begun:
                 launch()
                 self._session.advance()

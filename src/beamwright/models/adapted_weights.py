@@ -26,7 +26,7 @@ from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
 from beamwright.models.formats.known import check_fit
 from beamwright.models.formats.plain import StoredRows
-from beamwright.models.grouped import GroupedLinear, check_size, joined
+from beamwright.models.grouped import GroupedLinear, check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
 from beamwright.models.survey import Survey
@@ -59,7 +59,7 @@ def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, wher
             layer = at[1]
             trim_heap()
         for name, value in read().items():
-            loader.put(name, value)
+            loader.store_weight(name, value)
     model.requires_grad_(False)
 
 
@@ -170,7 +170,7 @@ class _Loader:
             if target not in wanted:
                 self.left[target] = stored_name
             elif pattern is None:
-                tensor_readers[target] = partial(self._plain, stored_name, target)
+                tensor_readers[target] = partial(self._read_unmerged, stored_name, target)
             else:
                 merge = merges.setdefault(target, deepcopy(by_pattern[pattern]))
                 merge.add_tensor(target, stored_name, pattern, partial(stored.tensor, stored_name))
@@ -179,12 +179,12 @@ class _Loader:
                 )
         return tensor_readers
 
-    def _plain(self, name: str, target: str) -> dict[str, Any]:
+    def _read_unmerged(self, name: str, target: str) -> dict[str, Any]:
         storage, stored = self._placing.storage, self._stored
         ends = storage is Storage.BLOCKS and target in (self._embedding, self._head)
         if not ends and not (storage.is_stored and self._surveyed.quantises(target)):
             return {target: stored.tensor(name)}
-        kept = stored.linear(name.removesuffix(".weight"))
+        kept = stored.quantised_linear(name.removesuffix(".weight"))
         if ends and kept is not None:
             self._rows = stored.rows(name, self._wanted[target].dtype)
             kept = kept if can_multiply(kept) and self._rows is not None else None
@@ -220,7 +220,7 @@ class _Loader:
             )
         }
 
-    def put(self, name: str, value: Any) -> None:
+    def store_weight(self, name: str, value: Any) -> None:
         """Store a value in the model as the weight `name`, and as tied weights that the file lacks.
 
         value: a tensor, or a projection in the file's format.
@@ -243,7 +243,7 @@ class _Loader:
             if name == self._embedding:
                 module.__dict__[leaf] = EmbeddingRows(self._rows, like, placing.device)
                 return
-            kept = value.placed(tuple(like.shape), placing.device, what)
+            kept = value.check_and_place(tuple(like.shape), placing.device, what)
             module.__dict__[leaf] = self._product(kept, like)
             return
         check_size(tuple(value.shape), tuple(like.shape), what)
@@ -273,7 +273,7 @@ class _Loader:
     def _convert_experts(self, module: Any, path: str) -> None:
         placing = self._placing
 
-        def kept(leaf: str, number: int) -> Linear | None:
+        def stored_projection(leaf: str, number: int) -> Linear | None:
             """Return the projection of expert `number` in the file's quantised format.
 
             None: `--weights` asks for another format, or the file has no tensors with the usual
@@ -282,15 +282,23 @@ class _Loader:
             if not placing.storage.is_stored:
                 return None
             names = [f"{path}.{number}.{name}" for name in _EXPERT_PROJECTIONS[leaf]]
-            parts = [part for name in names if (part := self._stored.linear(name)) is not None]
+            parts = [
+                part for name in names if (part := self._stored.quantised_linear(name)) is not None
+            ]
             what = f"model {self._where}: weight {path}.{number}"
-            placed = [part.placed(part.size, placing.device, what) for part in parts]
-            return placing.pack(joined([*placed], None)) if len(parts) == len(names) else None
+            placed = [part.check_and_place(part.size, placing.device, what) for part in parts]
+            return (
+                placing.pack(join_projections([*placed], None))
+                if len(parts) == len(names)
+                else None
+            )
 
         def convert(linear: Linear) -> Linear:
             return placing.pack(quantise_linear(linear, placing.storage))
 
         plain = placing.storage is Storage.PLAIN and placing.tile_rows is None
         on_card = torch.device(placing.device).type != "cpu"
-        made = Experts(module, None if plain and on_card else convert, kept, placing.tile_rows)
+        made = Experts(
+            module, None if plain and on_card else convert, stored_projection, placing.tile_rows
+        )
         module.__dict__["beamwright_experts"] = made

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
-from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, by_rows
+from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, apply_padded
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.recurrent import Recurrent
 from beamwright.models.shape import ModelShape, NotBuiltError
@@ -51,7 +51,7 @@ class Product:
         x, own, bias = (*args, None)[:3] if kwargs is None else (*args, *kwargs.values(), None)[:3]
         own.linear.bias = bias
         flat = x.reshape(-1, x.shape[-1])
-        product = by_rows(own.linear, flat, own._tile_rows)
+        product = apply_padded(own.linear, flat, own._tile_rows)
         if own.shape[0] == 1 and not x.is_cuda:
             # The outputs of a gate, one per row, must not be contiguous: torch rounds the last few
             # elements of a contiguous vector differently, so that a row would depend on the batch.
@@ -224,7 +224,9 @@ class Experts:
             product: Tensor = F.grouped_mm(x, kept, offs=ends.to(torch.int32))
             return product
         used = zip(kept, x.split(sizes), strict=True)
-        return torch.cat([by_rows(each, part, self._tile_rows) for each, part in used if len(part)])
+        return torch.cat(
+            [apply_padded(each, part, self._tile_rows) for each, part in used if len(part)]
+        )
 
 
 class _BodyOutput:
@@ -265,10 +267,10 @@ def can_step_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 
-def _forms(layer: torch.nn.Module) -> tuple[object, ...]:
-    """Return the `Linear.form` (what selects the kernel) of each projection in a layer."""
+def _kernel_keys(layer: torch.nn.Module) -> tuple[object, ...]:
+    """Return the `Linear.kernel_key` of each projection in a layer."""
     parts = (each.__dict__.get("weight") for each in layer.modules())
-    return tuple(part.linear.form for part in parts if part is not None)
+    return tuple(part.linear.kernel_key for part in parts if part is not None)
 
 
 class AdaptedDecoder(Decoder):
@@ -327,7 +329,7 @@ class AdaptedDecoder(Decoder):
     @property
     def kind(self) -> tuple[object, ...]:
         """The shape (with the family's name), dtype, device and forms of the projections."""
-        kinds = {_forms(layer) for layer in self._layers}
+        kinds = {_kernel_keys(layer) for layer in self._layers}
         how = self.dtype, self.device, self.tile_rows, self.kv_dtype
         return self.shape, frozenset(kinds), *how
 
@@ -342,11 +344,11 @@ class AdaptedDecoder(Decoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits with the model's own head, including its scale or soft cap."""
-        return self.by_rows(
+        return self.apply_padded(
             lambda x: self._model(inputs_embeds=x[None], use_cache=False).logits[0], hidden
         )
 
-    def embedded(self, token_ids: Tensor) -> Tensor:
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self._embedding)
 
     def first_layers(self) -> AdaptedDecoder:
@@ -360,7 +362,7 @@ class AdaptedDecoder(Decoder):
             parts = tuple(type(part) for part in layer.modules())
             if number not in owners:
                 like = replace(group, layers=()) if group else None
-                firsts.setdefault((like, parts, _forms(layer)), number)
+                firsts.setdefault((like, parts, _kernel_keys(layer)), number)
         depth = 1 + max(firsts.values())
         first = copy(self)
         first._layers = torch.nn.ModuleList(list(self._layers)[:depth])

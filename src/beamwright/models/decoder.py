@@ -28,7 +28,7 @@ from beamwright.sections import KVDtype
 ROW_MULTIPLE = 8
 # A single row is padded to this number where products of 2 rows and 8 rows are bitwise equal.
 #
-# A product with 1 row often differs: see `Linear.takes_one_row`.
+# A product with 1 row often differs: see `Linear.is_exact_for_one_row`.
 FEW_ROWS = 2
 _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
 _RUN = 2048  # positions computed at once; fixed, so that values do not depend on how tables grow
@@ -60,7 +60,7 @@ def captured_rows(count: int) -> int:
     return next((rows for rows in _CAPTURED_ROWS if rows >= count), -(-count // 64) * 64)
 
 
-def in_tiles(
+def apply_in_tiles(
     size: int | None, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
 ) -> tuple[Tensor, ...]:
     """Apply `work` to tensors [rows, ...], `size` rows at a time, and return the joined results.
@@ -89,12 +89,12 @@ class Linear:
     weight: Tensor
     bias: Tensor | None = None
     # True if a row computed alone is bitwise equal to the same row computed in a batch.
-    takes_one_row: ClassVar[bool] = False
+    is_exact_for_one_row: ClassVar[bool] = False
     # True if the product is batch-invariant by construction, for any number of rows.
-    is_fixed: ClassVar[bool] = False
+    is_batch_invariant: ClassVar[bool] = False
 
     @property
-    def form(self) -> tuple[object, ...]:
+    def kernel_key(self) -> tuple[object, ...]:
         """The properties that select the kernel, apart from the size.
 
         The start-up self-test tries one layer with each form.
@@ -120,7 +120,7 @@ class Linear:
         return None
 
 
-def by_rows(
+def apply_padded(
     work: Callable[[Tensor], Tensor], x: Tensor, tile_rows: int | None, least: int = ROW_MULTIPLE
 ) -> Tensor:
     """Apply `work` to rows x [rows, width], padded so that the result is batch-invariant.
@@ -129,7 +129,7 @@ def by_rows(
     """
     rows = x.shape[0]
     if tile_rows is not None:
-        return in_tiles(tile_rows, lambda tile: (work(tile),), x)[0]
+        return apply_in_tiles(tile_rows, lambda tile: (work(tile),), x)[0]
     padded = padded_rows(rows, least)
     if padded == rows:
         return work(x)
@@ -226,7 +226,7 @@ class RoundedView(AttentionView):
         """Rotate queries or keys [tokens, heads, head_dim], which spreads their large values."""
         matrix, _ = self._decoder.rotations[vectors.shape[-1]]
         flat = vectors.reshape(len(vectors), -1)  # one row per token: tiles consist of tokens
-        rotated = self._decoder.by_rows(
+        rotated = self._decoder.apply_padded(
             lambda x: (x.reshape(-1, len(matrix)) @ matrix).view(x.shape), flat
         )
         return rotated.view(vectors.shape)
@@ -260,12 +260,12 @@ class Decoder(Protocol):
     rotations: Rotations
 
     @property
-    def takes_one_row(self) -> bool:
-        """Whether `Linear.takes_one_row` holds for every product of the decoder."""
+    def is_exact_for_one_row(self) -> bool:
+        """Whether `Linear.is_exact_for_one_row` holds for every product of the decoder."""
         return False
 
     @property
-    def is_fixed(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether everything except attention is batch-invariant by construction."""
         return False
 
@@ -299,7 +299,7 @@ class Decoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [tokens, vocab] of `hidden` [tokens, hidden], which need no padding."""
 
-    def embedded(self, token_ids: Tensor) -> Tensor:
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """Return the rows [tokens, hidden] of the embedding table for `token_ids`."""
 
     def first_layers(self) -> Decoder:
@@ -314,9 +314,9 @@ class Decoder(Protocol):
             for size, (matrix, part) in made.items()
         }
 
-    def by_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def apply_padded(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Apply `work` to rows x [rows, width], padded so that the result is batch-invariant.
 
         Code outside the decoder, such as a verifier's head, uses it for matrix products.
         """
-        return by_rows(work, x, self.tile_rows, max(FEW_ROWS, self.least_rows))
+        return apply_padded(work, x, self.tile_rows, max(FEW_ROWS, self.least_rows))

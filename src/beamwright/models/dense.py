@@ -17,7 +17,14 @@ from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
-from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, RotaryTables, by_rows, in_tiles
+from beamwright.models.decoder import (
+    ROW_MULTIPLE,
+    Decoder,
+    Linear,
+    RotaryTables,
+    apply_in_tiles,
+    apply_padded,
+)
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.native import NativeLayers, is_native
 from beamwright.models.shape import ModelShape
@@ -28,7 +35,7 @@ class Norm:
     """RMS norm or layer norm over the last dimension.
 
     kind: "rms" or "layer".
-    lifted: True if 1 has to be added to the stored weights. Such a norm computes in at least
+    unit_offset: True if 1 has to be added to the stored weights. Such a norm computes in at least
         float32.
     """
 
@@ -36,16 +43,16 @@ class Norm:
     eps: float
     weight: Tensor
     bias: Tensor | None = None
-    lifted: bool = False
+    unit_offset: bool = False
 
     @cached_property
     def wide(self) -> Tensor:
         """The factor of each column, in at least float32."""
         wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        return 1 + wide if self.lifted else wide
+        return 1 + wide if self.unit_offset else wide
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.lifted:
+        if self.unit_offset:
             wide = x.to(self.wide.dtype)
             return F.rms_norm(wide, self.weight.shape, self.wide, self.eps).to(x.dtype)
         if self.kind == "rms":
@@ -85,9 +92,9 @@ class DecoderWeights:
     positions: Tensor | None = None
 
 
-def _forms(layer: Layer) -> tuple[object, ...]:
-    """Return the `Linear.form` (what selects the kernel) of each projection in a layer."""
-    return tuple(each.form for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
+def _kernel_keys(layer: Layer) -> tuple[object, ...]:
+    """Return the `Linear.kernel_key` of each projection in a layer."""
+    return tuple(each.kernel_key for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
 
 
 # Rows that an MLP computes at once on a CPU. An MLP's intermediate rows are about ten times as wide
@@ -133,24 +140,26 @@ class DenseDecoder(Decoder):
         self.dtype, self.device = weights.final_norm.weight.dtype, weights.final_norm.weight.device
         self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
-        fuses = kernels and not shape.lifted and not shape.after_norms and not shape.near_freq
+        fuses = kernels and not shape.unit_offset and not shape.after_norms and not shape.local_freq
         self._fused = fused_kernels(self.device, self.dtype) if fuses else None
         self._native = self._make_native_layers()
         self._far, self._near = (
             (None, None) if self._native else self._make_rotary_tables(self.dtype)
         )
-        self._tile = None if all(each.is_fixed for each in self._projections()) else tile_rows
+        self._tile = (
+            None if all(each.is_batch_invariant for each in self._projections()) else tile_rows
+        )
 
     @property
-    def takes_one_row(self) -> bool:
+    def is_exact_for_one_row(self) -> bool:
         # With 8-bit KV, keys are also rotated, by a product that `_projections` does not contain.
         plain = self.kv_dtype == "auto"
-        return plain and all(product.takes_one_row for product in self._projections())
+        return plain and all(product.is_exact_for_one_row for product in self._projections())
 
     @property
-    def is_fixed(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         plain = self._native is not None and self.kv_dtype == "auto"
-        return plain and all(product.is_fixed for product in self._projections())
+        return plain and all(product.is_batch_invariant for product in self._projections())
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
@@ -188,9 +197,9 @@ class DenseDecoder(Decoder):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return by_rows(self.weights.lm_head, hidden, self._tile, self.least_rows)
+        return apply_padded(self.weights.lm_head, hidden, self._tile, self.least_rows)
 
-    def embedded(self, token_ids: Tensor) -> Tensor:
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return self.weights.embedding[token_ids]
 
     @property
@@ -199,8 +208,8 @@ class DenseDecoder(Decoder):
 
         The number of layers and the values of weights do not matter.
         """
-        forms = {_forms(layer) for layer in self.weights.layers}
-        head = self.weights.lm_head.form if self.shape.has_lm_head else ()
+        forms = {_kernel_keys(layer) for layer in self.weights.layers}
+        head = self.weights.lm_head.kernel_key if self.shape.has_lm_head else ()
         shape, how = replace(self.shape, layers=1), (self.dtype, self.device, self.tile_rows)
         return shape, frozenset(forms), head, *how, self.kv_dtype
 
@@ -209,15 +218,15 @@ class DenseDecoder(Decoder):
         firsts = dict[object, int]()
         for place, group in enumerate(shape.kv_groups):
             for number in group.layers:
-                kind = place, number in shape.near, _forms(layers[number])
+                kind = place, number in shape.local_layers, _kernel_keys(layers[number])
                 firsts.setdefault(kind, number)
         kept = sorted(firsts.values())
         groups = [
             replace(g, layers=tuple(kept.index(n) for n in g.layers if n in kept))
             for g in shape.groups
         ]
-        near = tuple(kept.index(n) for n in shape.near if n in kept)
-        shape = replace(shape, layers=len(kept), groups=tuple(groups), near=near)
+        near = tuple(kept.index(n) for n in shape.local_layers if n in kept)
+        shape = replace(shape, layers=len(kept), groups=tuple(groups), local_layers=near)
         first = copy(self)  # shares the rotary tables
         first.shape = shape
         first.weights = replace(self.weights, layers=[layers[number] for number in kept])
@@ -234,18 +243,18 @@ class DenseDecoder(Decoder):
     def _make_rotary_tables(
         self, dtype: torch.dtype, *, whole: bool = True
     ) -> tuple[RotaryTables | None, RotaryTables | None]:
-        """Return the rotary tables of most layers, and those of the sliding layers `shape.near`.
+        """Return the rotary tables of most layers, and those of `shape.local_layers`.
 
-        The first is None without rotary positions, the second if `shape.near` is empty.
+        The first is None without rotary positions, the second without local layers.
         whole: compute the tables for the whole context at once, as captured CUDA graphs need it.
         """
         shape, how = self.shape, (self.shape.context, dtype, self.device)
         make = partial(RotaryTables, num_positions=shape.context if whole else 0)
         far = make(shape.inv_freq, shape.rope_scale, *how) if shape.inv_freq else None
-        return far, make(shape.near_freq, 1.0, *how) if shape.near_freq else None
+        return far, make(shape.local_freq, 1.0, *how) if shape.local_freq else None
 
     def _rotary_args(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return the rotary arguments of `_project`: for most layers, then for `shape.near`.
+        """Return the rotary arguments of `_project`: for most layers, then for local ones.
 
         `_layer_rotary_args` selects the arguments of one layer.
         """
@@ -270,7 +279,7 @@ class DenseDecoder(Decoder):
     def _apply_in_tiles(
         self, work: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        return in_tiles(self._tile, work, *tensors)
+        return apply_in_tiles(self._tile, work, *tensors)
 
     def _announce_query(
         self, view: AttentionView, rotary: tuple[Tensor, ...], number: int, x: Tensor
@@ -289,7 +298,7 @@ class DenseDecoder(Decoder):
         """Select the rotary arguments of layer `number` from those that `_rotary_args` returned."""
         if self._near is None:
             return rotary
-        return rotary[2:] if number in self.shape.near else rotary[:2]
+        return rotary[2:] if number in self.shape.local_layers else rotary[:2]
 
     def _estimate_query(self, layer: Layer, x: Tensor, *rotary: Tensor) -> tuple[Tensor, Tensor]:
         return self._project(layer, self._add_norm(layer.attention_norm, x)[1], *rotary)

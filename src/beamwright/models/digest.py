@@ -35,7 +35,7 @@ _DIGITS = 16
 _NICENESS = 5  # with a higher value, the digest takes a minute next to a busy process
 
 
-def digest_later(folder: Path) -> Future[Digest | None]:
+def start_digest(folder: Path) -> Future[Digest | None]:
     """Start a thread that computes the digest of `folder`, and return the future of the result.
 
     The result is None if a file cannot be read.

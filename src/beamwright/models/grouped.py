@@ -41,11 +41,11 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute `F.linear` with a weight that is not packed, by oneDNN where it is available."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
-        return multiply(x, weight, bias)
+        return onednn_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute `F.linear` with oneDNN. `weight` may be packed in oneDNN's own order."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
@@ -55,7 +55,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _can_multiply() -> bool:
     x, weight = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     try:
-        product = multiply(x, weight, None)
+        product = onednn_linear(x, weight, None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return is_close(product, F.linear(x, weight))
@@ -119,7 +119,7 @@ class GroupedLinear(Linear):
         return self.weight.shape[0], self.columns
 
     @property
-    def form(self) -> tuple[object, ...]:
+    def kernel_key(self) -> tuple[object, ...]:
         return type(self), self.bits, self.group
 
     @property
@@ -136,7 +136,7 @@ class GroupedLinear(Linear):
         """Return the codes of `rows`, one per byte: uint8 [rows, groups * group]."""
         return _codes(self.weight[rows], self.bits)[0].flatten(1)
 
-    def placed(self, size: tuple[int, ...], device: str, what: str) -> GroupedLinear:
+    def check_and_place(self, size: tuple[int, ...], device: str, what: str) -> GroupedLinear:
         """Check size and scales, move the weight to `device`, and return this projection.
 
         what: name of the weight, for messages.
@@ -219,14 +219,14 @@ class JoinedLinear(Linear):
         self.parts = parts
 
     @property
-    def form(self) -> tuple[object, ...]:
-        return tuple(part.form for part in self.parts)
+    def kernel_key(self) -> tuple[object, ...]:
+        return tuple(part.kernel_key for part in self.parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-def joined(parts: list[Linear], bias: Tensor | None) -> Linear:
+def join_projections(parts: list[Linear], bias: Tensor | None) -> Linear:
     """Join projections of the same input into one. At least one of them must be quantised.
 
     bias: the bias of all outputs; None: no bias.

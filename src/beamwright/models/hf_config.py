@@ -28,7 +28,13 @@ from beamwright.models.formats.files import (
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.known import CONFIGS, QUANTISATION, nonempty_keys
 from beamwright.models.hub import BUNDLED, resolve_folder
-from beamwright.models.named import NAMED_SHAPES, capped, frequencies, named_shape, shape_from_text
+from beamwright.models.named import (
+    NAMED_SHAPES,
+    frequencies,
+    limit_context,
+    named_shape,
+    shape_from_text,
+)
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
 from beamwright.sections import DecoderChoice, ModelSettings
 
@@ -63,7 +69,7 @@ def find_shape(
     if shape is None and spec.startswith("random:"):
         shape = shape_from_text(spec.removeprefix("random:"))
     if shape is not None:
-        return capped(shape, settings.context)
+        return limit_context(shape, settings.context)
     shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
     hint = "; ".join(filter(None, (known, shapes)))
     folder = resolve_folder(spec, role, written, hint, weights=False)
@@ -201,7 +207,7 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
     fields["activation"] = activations[fields["activation"]]
     if "learned_positions" not in fields:
         fields |= _rotary(given, head_dim)
-    if fields.get("lifted"):
+    if fields.get("unit_offset"):
         fields["embed_scale"] = config.hidden_size**0.5
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     shape = ModelShape(
@@ -299,7 +305,7 @@ def _check_numbers(shape: ModelShape) -> None:
     if shape.inv_freq and len(shape.inv_freq) * 2 != shape.head_dim:
         raise UnsupportedModelError(f"config.json: head_dim must be even, not {shape.head_dim}")
     numbers = {
-        "rope": (*shape.inv_freq, *shape.near_freq, shape.rope_scale),
+        "rope": (*shape.inv_freq, *shape.local_freq, shape.rope_scale),
         "rms_norm_eps": (shape.norm_eps,),
     }
     for name, values in numbers.items():
@@ -331,7 +337,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
     if same != 1.0:
         raise NotBuiltError("scaled positions in layers with a sliding window are not supported")
     slides = tuple(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
-    return {"inv_freq": far, "rope_scale": scale, "near_freq": near, "near": slides}
+    return {"inv_freq": far, "rope_scale": scale, "local_freq": near, "local_layers": slides}
 
 
 def _scales_positions(config: Mapping[str, Any]) -> bool:

@@ -34,11 +34,16 @@ from beamwright.models.grouped import (
     JoinedLinear,
     invariant_linear,
     is_close,
-    joined,
-    multiply,
+    join_projections,
+    onednn_linear,
     round_to_groups,
 )
-from beamwright.models.native import blocks_to_groups, library_accepts, packed, round_to_q8_0
+from beamwright.models.native import (
+    blocks_to_groups,
+    library_accepts,
+    pack_for_library,
+    round_to_q8_0,
+)
 from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
@@ -56,7 +61,7 @@ class PackedLinear(Linear):
     two equal rows.
     """
 
-    takes_one_row = True
+    is_exact_for_one_row = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
@@ -67,8 +72,8 @@ class PackedLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product, which is batch-invariant."""
         if self._doubles and len(x) == 1:
-            return multiply(torch.cat([x, x]), self.weight, self.bias)[:1]
-        return multiply(x, self.weight, self.bias)
+            return onednn_linear(torch.cat([x, x]), self.weight, self.bias)[:1]
+        return onednn_linear(x, self.weight, self.bias)
 
 
 @cache
@@ -85,8 +90,8 @@ def sums_one_row_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
     drawn[8:, : columns // 2].neg_()
     x, weight = drawn[:, order].to(dtype).split([8, outputs])
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
-    alone = [multiply(row, packed, None) for row in x.split(1)]
-    return torch.equal(multiply(x, packed, None), torch.cat(alone))
+    alone = [onednn_linear(row, packed, None) for row in x.split(1)]
+    return torch.equal(onednn_linear(x, packed, None), torch.cat(alone))
 
 
 def prepack(linear: Linear) -> Linear:
@@ -135,7 +140,7 @@ class Int8Linear(Linear):
     def grouped(self) -> Linear:
         """Return the same projection as a `GroupedLinear` in which each row is one group."""
         codes, scale = self.weight.view(torch.uint8) ^ _BYTE_ZERO, self.scale[:, None]
-        return joined([GroupedLinear.of(8, codes, scale, -_BYTE_ZERO * scale)], self.bias)
+        return join_projections([GroupedLinear.of(8, codes, scale, -_BYTE_ZERO * scale)], self.bias)
 
 
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
@@ -146,7 +151,7 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
         kept = Int8Linear(linear.weight, linear.bias)
         return kept if linear.weight.device.type == "cpu" else kept.grouped()
     if storage is Storage.INT4:
-        return joined([round_to_groups(linear.weight)], linear.bias)
+        return join_projections([round_to_groups(linear.weight)], linear.bias)
     return linear
 
 
@@ -160,17 +165,17 @@ def packer(
 ) -> Callable[[Linear], Linear]:
     """Return a function that converts each loaded projection to the format it is multiplied in.
 
-    fixed: on a GPU, use Beamwright's kernels for all products (`trials.Streaming`).
+    fixed: on a GPU, use Beamwright's kernels for all products (`trials.KernelChooser`).
     kernels: False to use no Triton kernels (`--attention reference`).
     """
     where, pack = torch.device(device), prepack
     if where.type == "cpu":
-        codes = packed if library_accepts(dtype) else blocks_to_groups
+        codes = pack_for_library if library_accepts(dtype) else blocks_to_groups
         return lambda linear: prepack(codes(linear))
     if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
-        from beamwright.models.trials import Streaming  # noqa: PLC0415 (loads Triton)
+        from beamwright.models.trials import KernelChooser  # noqa: PLC0415 (loads Triton)
 
-        pack = Streaming(always=fixed, dtype=dtype)
+        pack = KernelChooser(always=fixed, dtype=dtype)
     return (lambda linear: pack(blocks_to_groups(linear))) if storage.is_stored else pack
 
 

@@ -36,7 +36,7 @@ from beamwright.models.adapted_weights import check_adapted, load_adapted
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.digest import Digest, digest_later
+from beamwright.models.digest import Digest, start_digest
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.formats.described import gguf_remarks
 from beamwright.models.formats.files import quantisation, read_config_file
@@ -45,7 +45,7 @@ from beamwright.models.formats.known import CONFIGS, HARMLESS, QUANTISATION, Key
 from beamwright.models.hf_config import config_of, read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import packer, prepack, quiet_import
-from beamwright.models.named import capped, shape_from_text
+from beamwright.models.named import limit_context, shape_from_text
 from beamwright.models.native import library_accepts
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey
@@ -124,7 +124,7 @@ def load_model(
     # Read only the config first, so that errors appear before gigabytes are downloaded or read.
     folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
-    dtype, storage = precision(settings, shape, role)
+    dtype, storage = resolve_precision(settings, shape, role)
     kernels = settings.attention != "reference"
     pack = packer(storage, dtype, device, fixed=settings.deterministic, kernels=kernels)
     codec, digest = None, None
@@ -134,7 +134,7 @@ def load_model(
     else:
         codec = TextCodec.load(folder, chat_template, template_args)
         folder = resolve_folder(spec, role)
-        digest = digest_later(folder)
+        digest = start_digest(folder)
         remarks = _remarks(folder, codec)
         if storage is Storage.STORED and shape.blocks and not library_accepts(torch.float32):
             remarks += (_SLOW,) * (device == "cpu")
@@ -179,11 +179,13 @@ def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -
             raise InputError(
                 f"{spec}: transformers builds this model; pass a folder with config.json"
             )
-        return capped(shape, settings.context)
+        return limit_context(shape, settings.context)
     return read_shape(folder, settings.context, role, settings.decoder)
 
 
-def precision(settings: ModelSettings, shape: ModelShape, role: str) -> tuple[torch.dtype, Storage]:
+def resolve_precision(
+    settings: ModelSettings, shape: ModelShape, role: str
+) -> tuple[torch.dtype, Storage]:
     """Resolve `--dtype` and `--weights` (or `--verifier-weights`) for a model in this `role`.
 
     Return the dtype, and the storage format of the layers' projections.
@@ -219,7 +221,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
             remarks = _remarks(folder, codec)
         except InputError as error:
             raise UnsupportedModelError(str(error)) from error
-    dtype, storage = precision(settings, shape, "generator")
+    dtype, storage = resolve_precision(settings, shape, "generator")
     states = {
         "recurrent_layers": len({part.layer for part in shape.states}),
         "state_bytes_per_row": shape.state_bytes(dtype.itemsize),

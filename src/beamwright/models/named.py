@@ -151,7 +151,7 @@ def shape_from_text(text: str) -> ModelShape:
     return _shape(name, values, head_dim)
 
 
-def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
+def limit_context(shape: ModelShape, max_context: int | None) -> ModelShape:
     """Return the shape with its context limited to `max_context` tokens; None: no limit."""
     if max_context is None:
         return shape

@@ -36,7 +36,7 @@ from beamwright.library import (
 )
 from beamwright.models.decoder import Linear, RotaryTables
 from beamwright.models.formats.gguf import BlockLinear
-from beamwright.models.grouped import GroupedLinear, JoinedLinear, joined
+from beamwright.models.grouped import GroupedLinear, JoinedLinear, join_projections
 from beamwright.models.shape import ModelShape
 
 _TILE = 16  # outputs per tile
@@ -66,8 +66,8 @@ class NativeLinear(Linear):
     chosen: the instruction set to use; None for the best one of this CPU.
     """
 
-    takes_one_row = True
-    is_fixed = True
+    is_exact_for_one_row = True
+    is_batch_invariant = True
 
     def __init__(self, codes: Sequence[Codes], chosen: int | None = None) -> None:
         self.parts = [(_kind(each), len(each.weight), _tiles(each)) for each in codes]
@@ -80,7 +80,7 @@ class NativeLinear(Linear):
         self._set = instruction_set() if chosen is None else chosen
 
     @property
-    def form(self) -> tuple[object, ...]:
+    def kernel_key(self) -> tuple[object, ...]:
         return type(self), *(kind for kind, _, _ in self.parts)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ def can_multiply(linear: Linear) -> bool:
     return bool(library().bw_tile_bytes(_kind(linear), linear.columns))
 
 
-def packed(linear: Linear) -> Linear:
+def pack_for_library(linear: Linear) -> Linear:
     """Convert a quantised projection to `NativeLinear`; unsupported formats to `GroupedLinear`."""
     parts = linear.parts if isinstance(linear, JoinedLinear) else [linear]
     if all(map(can_multiply, parts)):
         return NativeLinear([part for part in parts if isinstance(part, Codes)])
     if len(parts) > 1 and any(map(can_multiply, parts)):
-        return JoinedLinear([packed(part) for part in parts])
+        return JoinedLinear([pack_for_library(part) for part in parts])
     return blocks_to_groups(linear)
 
 
@@ -179,7 +179,7 @@ def blocks_to_groups(linear: Linear) -> Linear:
         return linear
     made = [part.grouped() if isinstance(part, BlockLinear) else part for part in parts]
     biases = [part.bias for part in parts if part.bias is not None]
-    return joined(made, torch.cat(biases) if biases else None)
+    return join_projections(made, torch.cat(biases) if biases else None)
 
 
 # --- layers ----------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class NativeLayers:
     """All layers of Beamwright's own decoder, run by the C library.
 
     weights: `dense.DecoderWeights` for which `is_native` is true.
-    far, near: float32 rotary tables; `near` is for the layers in `shape.near`, `far` for others.
+    far, near: float32 rotary tables; `near` for `shape.local_layers`, `far` for other layers.
     """
 
     def __init__(
@@ -220,7 +220,10 @@ class NativeLayers:
             native.group, native.place = groups[number]
         self._kept.append(norms)
         self._rotary_lock = Lock()
-        self._rotary_tables = [(far, {*range(shape.layers)} - {*shape.near}), (near, shape.near)]
+        self._rotary_tables = [
+            (far, {*range(shape.layers)} - {*shape.local_layers}),
+            (near, shape.local_layers),
+        ]
         self._model = Model(
             self._layers,
             self._place(norms[0]),

@@ -33,7 +33,7 @@ _FEW = 64  # a pass returns the hidden states of at most this many tokens, or of
 
 
 @dataclass(frozen=True)
-class Packed:
+class PassInput:
     """The input of one prefill pass.
 
     paths: the tokens before each chunk, to which it attends besides itself.
@@ -49,7 +49,7 @@ class Packed:
     read: Sequence[int]
 
     @property
-    def chained(self) -> bool:
+    def is_chained(self) -> bool:
         """True if a chunk attends to another chunk of the same pass.
 
         In such a pass, each layer's KV must be stored before that layer's attention runs.
@@ -160,7 +160,7 @@ class CapturedPasses:
         self._workspace: Workspace | None = None
         self._inputs = self._outputs = torch.empty(0)
 
-    def hidden(self, packed: Packed, slots: Sequence[Any]) -> Tensor | None:
+    def hidden(self, packed: PassInput, slots: Sequence[Any]) -> Tensor | None:
         """Run the pass; return hidden states [read, hidden], or None if no captured size fits.
 
         slots: the tokens' slots in the pool, per layer group.

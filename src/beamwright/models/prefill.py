@@ -24,7 +24,7 @@ class PrefillRequest:
 
     start: the position of the first token.
     read: indices of the tokens whose hidden states are returned, in order; None for all tokens.
-    again: True if the request recomputes KV that was evicted.
+    recomputes: True if the request recomputes KV that was evicted.
     stays: True if the segment outlives the request, so that writing it back to the host is useful.
     """
 
@@ -33,7 +33,7 @@ class PrefillRequest:
     token_ids: Sequence[int]
     start: int
     read: Sequence[int] | None = None
-    again: bool = False
+    recomputes: bool = False
     stays: bool = True
 
     def reads(self, offset: int, count: int) -> list[int]:
@@ -77,7 +77,7 @@ def prefill_in_batches(
             lease.add(whole({request.segment: 1 for request in members}))
             forward(batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset)
         # Recomputed tokens are not counted here: the request that needs them has counted them.
-        fresh = [] if offset else [request for request in members if not request.again]
+        fresh = [] if offset else [request for request in members if not request.recomputes]
         num_tokens = sum(len(request.token_ids) for request in fresh)
         residency.count_needed(request.path for request in fresh)
         residency.counts.needed_tokens += num_tokens
@@ -159,18 +159,18 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
         source = segment.source
         assert source is not None, "a lost segment does not know its tokens"
         tokens = source.token_ids, source.start
-        requests.append(PrefillRequest(source.path, segment, *tokens, read=(), again=True))
+        requests.append(PrefillRequest(source.path, segment, *tokens, read=(), recomputes=True))
     requests.sort(key=lambda request: len(request.path))
     for _, members in groupby(requests, key=lambda request: len(request.path)):
         level = list(members)
-        again = [replace(request, segment=store.create()) for request in level]
+        twins = [replace(request, segment=store.create()) for request in level]
         try:
-            with Lease(whole({twin.segment: 1 for twin in again})):  # no new one may evict another
-                run(again)
-                for request, twin in zip(level, again, strict=True):
+            with Lease(whole({twin.segment: 1 for twin in twins})):  # no new one may evict another
+                run(twins)
+                for request, twin in zip(level, twins, strict=True):
                     store.adopt_blocks(request.segment, twin.segment)
         finally:
-            for twin in again:
+            for twin in twins:
                 store.free(twin.segment)
 
 

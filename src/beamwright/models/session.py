@@ -53,7 +53,7 @@ class DecodeSession:
     """Rows that are decoded together. Rows join and leave between calls.
 
     The batch is padded (`pad`) with rows that own no segment. Attention reads a row's newest tokens
-    from the tail. `store` also copies these tokens to the row's segment, so that their KV can be
+    from the tail. `store_tokens` also copies them to the row's segment, so that their KV can be
     written back to the host while decoding continues (LBS section 4.1).
 
     Call `forward` for one token per row. For several tokens call `prepare` once, then `compute` and
@@ -80,7 +80,7 @@ class DecodeSession:
         self._workspace = backend.workspace(store)
         self._stays = stays
         self._view = _CLOSED
-        self._seen = store.num_relocated  # block moves that the view accounts for
+        self._known_moves = store.num_relocated  # block moves that the view accounts for
         self._states: StateRows | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
@@ -115,7 +115,7 @@ class DecodeSession:
 
     # --- rows --------------------------------------------------------------------------------
 
-    def arrange(
+    def arrange_rows(
         self, kept: Sequence[int], paths: Sequence[Path] = (), segments: Sequence[Segment] = ()
     ) -> None:
         """Set the batch: the `kept` rows in that order, then one new row per path and segment.
@@ -148,14 +148,14 @@ class DecodeSession:
         else:
             self._open_view()
 
-    def drop(self, rows: Sequence[int]) -> None:
+    def drop_rows(self, rows: Sequence[int]) -> None:
         """Turn rows into padding: they lose their segments, and the caller ignores their output."""
         for row in rows:
             self._rows[row] = None
-        self.stop(rows)
+        self.stop_rows(rows)
         self._view.drop_rows(rows)
 
-    def stop(self, rows: Sequence[int]) -> None:
+    def stop_rows(self, rows: Sequence[int]) -> None:
         """Stop updating the recurrent states of these rows, whose steps are complete."""
         if self._states is not None and rows:
             self._states.stop(rows)
@@ -205,11 +205,11 @@ class DecodeSession:
         capacity = self._backend.tail_tokens
         full = {i: row for i, row in enumerate(self._rows) if row and row.held == capacity}
         if full:
-            self.store({place: row.num_tokens for place, row in full.items()})
+            self.store_tokens({place: row.num_tokens for place, row in full.items()})
             for row in full.values():
                 row.flushed, row.held = row.num_tokens, 0
-        if relocated := self._seen != self._store.num_relocated:
-            self._seen, self._states = self._store.num_relocated, None
+        if relocated := self._known_moves != self._store.num_relocated:
+            self._known_moves, self._states = self._store.num_relocated, None
         if full or (relocated and self._backend.holds_places):
             self._open_view()
         self._spread_view(None)
@@ -278,7 +278,7 @@ class DecodeSession:
             if row is not None:
                 row.held += 1 if num_tokens is None else num_tokens.get(place, 0)
 
-    def store(self, num_tokens: Mapping[int, int]) -> None:
+    def store_tokens(self, num_tokens: Mapping[int, int]) -> None:
         """Copy tail tokens to segments, until the segment of row i has `num_tokens[i]` tokens.
 
         Raises:
@@ -329,7 +329,7 @@ class DecodeSession:
 
     def _open_view(self) -> None:
         self._close_view()
-        self._seen = self._store.num_relocated
+        self._known_moves = self._store.num_relocated
         live = next((row for row in self._rows if row is not None), None)
         assert live is not None, "a batch has a row"
         # The output of a row without a segment is ignored, so it may read any live row's path.

@@ -91,8 +91,8 @@ class ModelShape:
     tied: the LM head is the embedding. has_lm_head: False for a reward model with its own head.
     stored_bfloat16: the checkpoint says that its weights are bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]. rope_scale: factor of cos and sin (YaRN).
-    near, near_freq: sliding layers with other inverse frequencies, and these frequencies (Gemma 3).
-    embed_scale: the factor of embedding rows. lifted: 1 is added to stored norm weights.
+    local_layers, local_freq: sliding layers with other frequencies, and these (Gemma 3).
+    embed_scale: the factor of embedding rows. unit_offset: 1 is added to stored norm weights.
     after_norms: the outputs of attention and MLP are normalised before they are added.
     groups: layers grouped by their attention; () if all layers attend to all tokens alike.
     states: the states of recurrent layers, in the order in which a row's record stores them.
@@ -127,10 +127,10 @@ class ModelShape:
     learned_positions: int | None = None
     inv_freq: tuple[float, ...] = ()
     rope_scale: float = 1.0
-    near_freq: tuple[float, ...] = ()
-    near: tuple[int, ...] = ()
+    local_freq: tuple[float, ...] = ()
+    local_layers: tuple[int, ...] = ()
     embed_scale: float = 1.0
-    lifted: bool = False
+    unit_offset: bool = False
     after_norms: bool = False
     stored_bfloat16: bool = False
     groups: tuple[LayerGroup, ...] = ()

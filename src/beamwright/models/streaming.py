@@ -326,50 +326,54 @@ def gated_product(
 
 
 # A product for many rows. Arguments: x, weight [outputs, columns], bias, number of parts of a sum.
-Many = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+ManyRowsProduct = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 class StreamedLinear(Linear):
     """A projection that the kernel `multiply_parts` multiplies, for any number of rows."""
 
-    takes_one_row = True
-    is_fixed = True
+    is_exact_for_one_row = True
+    is_batch_invariant = True
 
     @property
-    def kept(self) -> Tensor | Codes:
+    def operand(self) -> Tensor | Codes:
         """The weight as the kernel reads it."""
         return self.weight
 
-    def streams(self, x: Tensor) -> bool:
-        """Return whether the kernel multiplies x, by its number of rows; otherwise `many` does."""
+    def uses_kernel(self, x: Tensor) -> bool:
+        """Return whether the kernel multiplies x; otherwise x has too many rows for it."""
         return True
 
-    def many(self, x: Tensor) -> Tensor:
+    def multiply_many(self, x: Tensor) -> Tensor:
         """Multiply many rows, without the kernel. Results are bitwise equal to the kernel's."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, outputs]."""
-        return product(x, self.kept, self.bias) if self.streams(x) else self.many(x)
+        return product(x, self.operand, self.bias) if self.uses_kernel(x) else self.multiply_many(x)
 
     def partial_sums(self, x: Tensor) -> Tensor:
-        return product(x, self.kept, self.bias, added=False) if self.streams(x) else self.many(x)
+        return (
+            product(x, self.operand, self.bias, added=False)
+            if self.uses_kernel(x)
+            else self.multiply_many(x)
+        )
 
     def gated(self, x: Tensor, kind: str) -> Tensor | None:
-        return gated_product(x, self.kept, self.bias, kind)
+        return gated_product(x, self.operand, self.bias, kind)
 
 
-class FewStreamedLinear(StreamedLinear):
+class FewRowsLinear(StreamedLinear):
     """A projection that the kernel multiplies for at most `FEW_ROWS` rows.
 
     More rows are multiplied by the library. A trial has shown that both are bitwise equal.
     """
 
-    is_fixed = False
+    is_batch_invariant = False
 
-    def streams(self, x: Tensor) -> bool:
+    def uses_kernel(self, x: Tensor) -> bool:
         return len(x) <= FEW_ROWS
 
-    def many(self, x: Tensor) -> Tensor:
+    def multiply_many(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
@@ -382,18 +386,18 @@ class CodedLinear(StreamedLinear):
         each tile of rows.
     """
 
-    def __init__(self, codes: Codes, bias: Tensor | None, by: Many | None) -> None:
+    def __init__(self, codes: Codes, bias: Tensor | None, by: ManyRowsProduct | None) -> None:
         super().__init__(codes.words, bias)
         self.codes, self.by = codes, by
 
     @property
-    def kept(self) -> Codes:
+    def operand(self) -> Codes:
         return self.codes
 
-    def streams(self, x: Tensor) -> bool:
+    def uses_kernel(self, x: Tensor) -> bool:
         return len(x) <= QUANTISED_GEMM_ROWS or self.by is None
 
-    def many(self, x: Tensor) -> Tensor:
+    def multiply_many(self, x: Tensor) -> Tensor:
         outputs, columns = len(self.codes), x.shape[1]
         parts, products = count_parts(outputs, columns), []
         for first, last in pieces(outputs, columns):

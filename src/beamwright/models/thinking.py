@@ -85,7 +85,7 @@ class ThoughtMarks:
                 return cls(family, start, end, tuple(hidden), blank)
         return None
 
-    def opened(self, token_ids: Sequence[int]) -> bool:
+    def ends_with_start(self, token_ids: Sequence[int]) -> bool:
         """Return whether a prompt or a step ends with the start mark; white space may follow it.
 
         For a prompt this means that the chat template itself begins the thought.
@@ -97,7 +97,7 @@ class ThoughtMarks:
                 break
         return False
 
-    def begins(self, token_ids: Sequence[int]) -> bool | None:
+    def begins_with_start(self, token_ids: Sequence[int]) -> bool | None:
         """Return whether a reply begins with the start mark; None if it is too short to tell.
 
         token_ids: the reply's first tokens.
@@ -107,7 +107,7 @@ class ThoughtMarks:
             return False
         return True if count == len(self.start) else None
 
-    def shown(self, token_ids: Sequence[int]) -> list[int]:
+    def without_marks(self, token_ids: Sequence[int]) -> list[int]:
         """Return a reply's tokens without the marks and headers of thoughts."""
         kept, at = list[int](), 0
         while at < len(token_ids):

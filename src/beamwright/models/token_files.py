@@ -79,7 +79,7 @@ def check_tokenizer(
         InputError: if words, numbers or a needed token do not survive, or if the normalizer makes a
             text far longer.
     """
-    if (growth := _growth(tokenizer)) > _MOST_GROWTH:
+    if (growth := _max_growth(tokenizer)) > _MOST_GROWTH:
         line = f"its normalizer turns one character into {growth}"
         raise InputError(f"{where}: its tokenizer cannot be used ({line})")
     own = tokenizer.get_added_tokens_decoder().items()
@@ -104,7 +104,7 @@ def check_tokenizer(
     return tuple(remarks)
 
 
-def _growth(tokenizer: Tokenizer) -> int:
+def _max_growth(tokenizer: Tokenizer) -> int:
     """Return the maximum number of characters by which the normalizer can replace one."""
     normalizer = tokenizer.normalizer
     written = {} if normalizer is None else json.loads(normalizer.__getstate__())
@@ -139,9 +139,9 @@ def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -
     if "added_tokens_decoder" not in written:  # written by an older version
         written = {**written, **_read_optional(folder / "special_tokens_map.json")}
     try:
-        listed = {int(i): _token(t) for i, t in written.get("added_tokens_decoder", {}).items()}
+        listed = {int(i): _as_token(t) for i, t in written.get("added_tokens_decoder", {}).items()}
         roles = {
-            role: _token(text).content
+            role: _as_token(text).content
             for role, text in written.items()
             if role.endswith("_token") and isinstance(text, str | Mapping)
         }
@@ -149,16 +149,16 @@ def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -
             listed.setdefault(int(index), AddedToken(text, special=text in roles.values()))
         further = written.get("extra_special_tokens") or written.get("additional_special_tokens")
         if isinstance(further, Mapping):
-            roles = {name: _token(t).content for name, t in further.items()} | roles
-        more = [*map(_token, roles.values()), *map(_token, further or ())]
+            roles = {name: _as_token(t).content for name, t in further.items()} | roles
+        more = [*map(_as_token, roles.values()), *map(_as_token, further or ())]
     except (TypeError, ValueError, AttributeError) as error:
         line = "tokenizer_config.json: an added or special token is invalid"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
-    _add(tokenizer, dict(sorted(listed.items())), more, where)
+    _add_tokens(tokenizer, dict(sorted(listed.items())), more, where)
     return TokenFiles(tokenizer, roles, None)
 
 
-def _add(
+def _add_tokens(
     tokenizer: Tokenizer, listed: Mapping[int, AddedToken], more: list[AddedToken], where: str
 ) -> None:
     """Add special and other tokens that `tokenizer.json` lacks to the tokenizer.
@@ -179,7 +179,7 @@ def _add(
             raise InputError(f"{where}: tokenizer_config.json: {line}; {_PUBLISHED}")
 
 
-def _token(value: Any) -> AddedToken:
+def _as_token(value: Any) -> AddedToken:
     """Make a token from its text or JSON object.
 
     Raises:

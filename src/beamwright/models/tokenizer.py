@@ -32,7 +32,7 @@ from beamwright.models.thinking import ThoughtMarks, template_switch
 from beamwright.models.token_files import check_tokenizer, is_panic, read_token_files
 
 # A character that no template changes. It stands for an unknown text in a conversation.
-PLACE = "\ue000"
+PLACEHOLDER = "\ue000"
 _PIECE = 1 << 16  # characters that `count_tokens` tokenises at once
 _LEFT_OUT = "the chat template omits"
 _ANOTHER = "pass --chat-template FILE with a template that shows it"
@@ -124,7 +124,7 @@ class TextCodec:
         if self.chat_template is None:
             return False
         problem = {"role": "user", "content": "?"}
-        said = ({"role": role, "content": PLACE} for role in ("system", "user"))
+        said = ({"role": role, "content": PLACEHOLDER} for role in ("system", "user"))
         try:
             return len({self.chat([turn, problem]) for turn in said}) > 1
         except InputError:  # the template refuses a role or the order of roles
@@ -141,19 +141,19 @@ class TextCodec:
 
         Templates for images require such lists.
         """
-        said = {"role": "user", "content": PLACE}
+        said = {"role": "user", "content": PLACEHOLDER}
         for turn, is_shown in ((said, True), (_in_parts(said), False)):
             with suppress(InputError):
-                if PLACE in self._render_messages([turn], "", add_generation_prompt=True):
+                if PLACEHOLDER in self._render_messages([turn], "", add_generation_prompt=True):
                     return not is_shown
         return False
 
     @cached_property
     def has_system_role(self) -> bool:
         """True if the chat template shows a system message."""
-        messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": "?"}]
+        messages = [{"role": "system", "content": PLACEHOLDER}, {"role": "user", "content": "?"}]
         try:
-            return PLACE in self.chat(messages, add_generation_prompt=True)
+            return PLACEHOLDER in self.chat(messages, add_generation_prompt=True)
         except InputError:
             return False
 
@@ -183,9 +183,9 @@ class TextCodec:
         """Return whether the chat template itself begins the thought of a reply."""
         if self.chat_template is None or self.thoughts is None:
             return False
-        said = [{"role": "user", "content": PLACE}]
+        said = [{"role": "user", "content": PLACEHOLDER}]
         text = self.chat(said, add_generation_prompt=True, given=template_args)
-        return self.thoughts.opened(self.encode(text))
+        return self.thoughts.ends_with_start(self.encode(text))
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -261,10 +261,10 @@ class TextCodec:
         if self.chat_template is None:
             raise InputError("a follow-up question needs a chat template; pass --chat-template")
         users = [{"role": "user", "content": said} for said in ("?", text)]
-        reply = {"role": "assistant", "content": PLACE}
+        reply = {"role": "assistant", "content": PLACEHOLDER}
         messages = [users[0], reply, users[1]]
         said = self.chat(messages, add_generation_prompt=True, given=template_args)
-        _, place, after = said.rpartition(PLACE)
+        _, place, after = said.rpartition(PLACEHOLDER)
         if not (place and shows_text(text, after)):
             left = "the last user turn" if place else "the assistant's turns"
             raise InputError(f"{_LEFT_OUT} {left}: {_ANOTHER}")
@@ -344,7 +344,7 @@ class TextCodec:
     def reply_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of a reply's tokens, without marks such as <think>."""
         marks = self.thoughts
-        return self.decode(token_ids if marks is None else marks.shown(token_ids))
+        return self.decode(token_ids if marks is None else marks.without_marks(token_ids))
 
     def extend_reply(self, text: str, token_ids: Sequence[int]) -> str | None:
         """Extend a reply's text by more tokens, for streaming. Return the whole text so far.

@@ -26,7 +26,7 @@ from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import convert_memory_errors
-from beamwright.models.packed import CapturedPasses, Packed, Replay, WritingView
+from beamwright.models.packed import CapturedPasses, PassInput, Replay, WritingView
 from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, record_source
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
@@ -212,7 +212,7 @@ class TreeModel:
         lengths = [len(chunk) for chunk in chunks]
         starts = accumulate(lengths, initial=0)
         reads = [r.reads(offset, length) for r, length in zip(requests, lengths, strict=True)]
-        packed = Packed(
+        packed = PassInput(
             paths=[visible_path(r.path, r.segment, r.segment.length) for r in requests],
             lengths=lengths,
             token_ids=[token for chunk in chunks for token in chunk],
@@ -225,7 +225,7 @@ class TreeModel:
         )
         segments, store = [r.segment for r in requests], self.store
         # Reserve blocks before the view makes working copies, so that a failure leaves no copies.
-        if self._keeps and not packed.chained:
+        if self._keeps and not packed.is_chained:
             slots = store.slots(segments, lengths)
             hidden = None if self.captured is None else self.captured.hidden(packed, slots)
             if hidden is None:
@@ -263,5 +263,5 @@ class TreeModel:
         segments that the rows read.
         """
         session = DecodeSession(self.decoder, self.store, self.backend)
-        session.arrange([], paths, segments)
+        session.arrange_rows([], paths, segments)
         return session

@@ -21,8 +21,8 @@ from beamwright.models.streaming import (
     FEW_ROWS,
     ROWS_OF_TILES,
     CodedLinear,
-    FewStreamedLinear,
-    Many,
+    FewRowsLinear,
+    ManyRowsProduct,
     StreamedLinear,
     count_parts,
     fills_gpu,
@@ -40,7 +40,7 @@ _WIDE = 2
 _MOST_NUMBERS = 1 << 26  # maximum size of a trial's result, and of a drawn weight
 
 
-class Streaming:
+class KernelChooser:
     """Converter of projections to the kernels of `streaming`, where these are needed or faster.
 
     The library's product is tried once per shape, with many numbers of rows. If that product is not
@@ -55,7 +55,7 @@ class Streaming:
     def __init__(self, *, always: bool, dtype: torch.dtype = torch.bfloat16) -> None:
         self._always, self._dtype = always, dtype
         self._known: dict[tuple[object, ...], type[Linear]] = {}
-        self._coded: dict[tuple[object, ...], tuple[bool, Many | None]] = {}
+        self._coded: dict[tuple[object, ...], tuple[bool, ManyRowsProduct | None]] = {}
 
     def __call__(self, linear: Linear) -> Linear:
         weight, bias = linear.weight, linear.bias
@@ -114,7 +114,7 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
     is_wide = fills_gpu(len(weight), _WIDE)
     counts = (8, FEW_ROWS)
     if is_wide and is_invariant(lambda rows: product(rows, like, bias), x, whole, counts):
-        return FewStreamedLinear
+        return FewRowsLinear
     return Linear
 
 
@@ -143,7 +143,7 @@ def _is_correct(kept: Tensor | Codes, weight: Tensor, bias: Tensor | None) -> bo
 
 def _try_codes(
     linear: GroupedLinear, codes: Codes, dtype: torch.dtype, *, always: bool
-) -> tuple[bool, Many | None]:
+) -> tuple[bool, ManyRowsProduct | None]:
     """Return whether the kernels' results for these codes are right, and a product for many rows.
 
     The product gives the same bits as the kernel for few rows; None if no available one does.
@@ -158,7 +158,7 @@ def _try_codes(
     del weight
     parts = count_parts(*linear.size)
     sizes = {last - first for first, last in pieces(*linear.size)}
-    ways: tuple[Many, ...] = (_by_kernel,) if always else (_by_library, _by_kernel)
+    ways: tuple[ManyRowsProduct, ...] = (_by_kernel,) if always else (_by_library, _by_kernel)
     drawn = [(*_draw_cancelling_codes(linear, size, dtype), linear.bias) for size in sizes]
     agree = (way for way in ways if all(_agrees(way, *each, parts) for each in drawn))
     return True, next(agree, None)
@@ -172,7 +172,7 @@ def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Te
     return product(x, weight, bias, parts=parts)
 
 
-def _agrees(way: Many, x: Tensor, codes: Codes, bias: Tensor | None, parts: int) -> bool:
+def _agrees(way: ManyRowsProduct, x: Tensor, codes: Codes, bias: Tensor | None, parts: int) -> bool:
     """Return whether the product `way` gives many rows the same bits as the kernel gives few rows.
 
     parts: number of parts of each sum.

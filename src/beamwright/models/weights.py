@@ -22,7 +22,7 @@ from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
 from beamwright.models.formats.known import check_fit
 from beamwright.models.formats.plain import StoredRows
-from beamwright.models.grouped import check_size, joined
+from beamwright.models.grouped import check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
@@ -74,7 +74,7 @@ class _Reader:
         self._dtype, self._device = placing.dtype, placing.device
         self._where = f"model {where}: weight {prefix}"
 
-    def need(self, name: str, *size: int) -> Tensor:
+    def read_tensor(self, name: str, *size: int) -> Tensor:
         assert self._stored is not None
         tensor = self._stored.tensor(self._prefix + name)
         assert tensor is not None  # see `check_weights`
@@ -89,36 +89,39 @@ class _Reader:
             return None
         return self._stored.rows(self._prefix + name, self._dtype)
 
-    def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
+    def read_fused(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """Fuse the named projections into one by stacking their rows."""
         biases = self._stacked([f"{name}.bias" for name in names], outs) if bias else None
-        kept = [self.kept(name, rows, columns) for name, rows in zip(names, outs, strict=True)]
+        kept = [
+            self.stored_projection(name, rows, columns)
+            for name, rows in zip(names, outs, strict=True)
+        ]
         if any(kept):
             parts = [
-                linear or Linear(self.need(f"{name}.weight", rows, columns))
+                linear or Linear(self.read_tensor(f"{name}.weight", rows, columns))
                 for linear, name, rows in zip(kept, names, outs, strict=True)
             ]
-            return joined(parts, biases)
+            return join_projections(parts, biases)
         return Linear(self._stacked([f"{name}.weight" for name in names], outs, columns), biases)
 
-    def kept(self, name: str, *size: int) -> Linear | None:
+    def stored_projection(self, name: str, *size: int) -> Linear | None:
         """Read a projection in the file's quantised format; None to use a plain weight."""
         if self._stored is None or not self.placing.storage.is_stored:
             return None
-        if (linear := self._stored.linear(self._prefix + name)) is None:
+        if (linear := self._stored.quantised_linear(self._prefix + name)) is None:
             return None
-        return linear.placed(size, self._device, f"{self._where}{name}")
+        return linear.check_and_place(size, self._device, f"{self._where}{name}")
 
     def _stacked(self, names: list[str], outs: list[int], *columns: int) -> Tensor:
         whole = torch.empty((sum(outs), *columns), dtype=self._dtype, device=self._device)
         for name, rows in zip(names, whole.split(outs), strict=True):
-            rows.copy_(self.need(name, len(rows), *columns))
+            rows.copy_(self.read_tensor(name, len(rows), *columns))
         return whole
 
-    def norm(self, name: str, shape: ModelShape, size: int) -> Norm:
-        bias = self.need(f"{name}.bias", size) if shape.norm == "layer" else None
-        weight = self.need(f"{name}.weight", size)
-        return Norm(shape.norm, shape.norm_eps, weight, bias, shape.lifted)
+    def read_norm(self, name: str, shape: ModelShape, size: int) -> Norm:
+        bias = self.read_tensor(f"{name}.bias", size) if shape.norm == "layer" else None
+        weight = self.read_tensor(f"{name}.weight", size)
+        return Norm(shape.norm, shape.norm_eps, weight, bias, shape.unit_offset)
 
 
 def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
@@ -182,7 +185,7 @@ def check_weights(
     needed = dict[str, tuple[int, ...]]()
 
     class _Needed(_Reader):
-        def need(self, name: str, *size: int) -> Tensor:
+        def read_tensor(self, name: str, *size: int) -> Tensor:
             needed[self._prefix + name] = size
             return torch.empty(size, device="meta")
 
@@ -230,7 +233,7 @@ def random_weights(
     generator = torch.Generator(device).manual_seed(seed)
 
     class _Random(_Reader):
-        def need(self, name: str, *size: int) -> Tensor:
+        def read_tensor(self, name: str, *size: int) -> Tensor:
             if name.endswith("norm.weight"):
                 return torch.ones(size, dtype=dtype, device=device)
             drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
@@ -252,11 +255,11 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
         embedding=embedding,
         layers=[layer(number) for number in range(shape.layers)],
         lm_head=lm_head,
-        final_norm=reader.norm(called.final_norm, shape, hidden),
+        final_norm=reader.read_norm(called.final_norm, shape, hidden),
     )
     if shape.learned_positions is not None:
         rows = shape.full_context + shape.learned_positions
-        weights.positions = reader.need("embed_positions.weight", rows, hidden)
+        weights.positions = reader.read_tensor("embed_positions.weight", rows, hidden)
     return weights
 
 
@@ -267,14 +270,14 @@ def _load_embedding_and_head(
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:
         of_head = (reader, "embed_tokens") if shape.tied else (head, "lm_head")
-        kept, rows = of_head[0].kept(of_head[1], *size), reader.stored_rows(name)
+        kept, rows = of_head[0].stored_projection(of_head[1], *size), reader.stored_rows(name)
         if kept is not None and can_multiply(kept) and rows is not None:
             return rows, reader.placing.pack(kept)
-    table = reader.need(name, *size)
+    table = reader.read_tensor(name, *size)
     if not shape.has_lm_head:
         lm_head = Linear(table.new_empty(0, shape.hidden))
     else:
-        whole = Linear(table if shape.tied else head.need("lm_head.weight", *size))
+        whole = Linear(table if shape.tied else head.read_tensor("lm_head.weight", *size))
         lm_head = reader.placing.pack(head_linear(whole, reader.placing.storage))
     stays = lm_head.weight is table or table.nbytes < _LARGE_TABLE_BYTES
     return table if stays else reader.stored_rows(name) or table, lm_head
@@ -285,23 +288,23 @@ def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> 
     q, kv = shape.heads * d, shape.kv_heads * d
 
     def projection(names: Sequence[str], outs: list[int], columns: int, bias: bool) -> Linear:
-        linear = reader.linear([at + name for name in names], outs, columns, bias)
+        linear = reader.read_fused([at + name for name in names], outs, columns, bias)
         return placing.pack(quantise_linear(linear, placing.storage))
 
     layer = Layer(
-        attention_norm=reader.norm(at + called.attention_norm, shape, h),
+        attention_norm=reader.read_norm(at + called.attention_norm, shape, h),
         qkv=projection(called.qkv, [q, kv, kv], h, shape.qkv_bias),
         out=projection([called.out], [h], q, shape.out_bias),
-        mlp_norm=reader.norm(at + called.mlp_norm, shape, h),
+        mlp_norm=reader.read_norm(at + called.mlp_norm, shape, h),
         gate_up=projection(called.gate_up, [inner] * len(called.gate_up), h, shape.mlp_bias),
         down=projection([called.down], [h], inner, shape.mlp_bias),
     )
     if shape.qk_norm:
-        layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
-        layer.key_norm = reader.norm(f"{at}self_attn.k_norm", shape, d)
+        layer.query_norm = reader.read_norm(f"{at}self_attn.q_norm", shape, d)
+        layer.key_norm = reader.read_norm(f"{at}self_attn.k_norm", shape, d)
     if shape.after_norms:
-        layer.after_attention = reader.norm(at + called.after_attention, shape, h)
-        layer.after_mlp = reader.norm(at + called.after_mlp, shape, h)
+        layer.after_attention = reader.read_norm(at + called.after_attention, shape, h)
+        layer.after_mlp = reader.read_norm(at + called.after_mlp, shape, h)
     return layer
 
 

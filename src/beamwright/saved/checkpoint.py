@@ -27,7 +27,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.io import describe_validation_error, read_json_object, write_atomically
 from beamwright.models.hf_config import find_shape
-from beamwright.models.load import precision
+from beamwright.models.load import resolve_precision
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
 from beamwright.saved.identity import CODE_KEYS, plugin_code
 from beamwright.search import STRATEGIES
@@ -408,7 +408,7 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     try:
         settings = given.changed(**kept)
         model = settings.model
-        dtype, _ = precision(model, find_shape(model), "generator")
+        dtype, _ = resolve_precision(model, find_shape(model), "generator")
         wanted = tree_settings(with_defaults(settings), str(dtype).removeprefix("torch."))
     except InputError as error:
         raise InputError(f"--resume {file}: {error}") from error

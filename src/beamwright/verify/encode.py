@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from beamwright.errors import InputError
-from beamwright.models.tokenizer import PLACE, TextCodec
+from beamwright.models.tokenizer import PLACEHOLDER, TextCodec
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
 
@@ -53,8 +53,8 @@ class PathEncoder:
         if needs_chat and codec.chat_template is None:
             raise InputError(f"verifier format {spec.name}: its checkpoint has no chat template")
         if spec.template.layout != "text":
-            shown = self._turns(PLACE, [PLACE], None)
-            if shown.count(PLACE) < 2 or (spec.template.marker or "") not in shown:
+            shown = self._turns(PLACEHOLDER, [PLACEHOLDER], None)
+            if shown.count(PLACEHOLDER) < 2 or (spec.template.marker or "") not in shown:
                 said = "the checkpoint's chat template omits the problem, a step or the marker"
                 raise InputError(f"verifier format {spec.name}: {said}; use layout: text")
         bos = codec.bos_id if spec.template.bos else None
@@ -98,7 +98,7 @@ class PathEncoder:
         """Return the text before the first step. now: the time that chat templates see."""
         template = self._template
         if template.layout != "text":
-            return self._turns(problem, [PLACE], now).rpartition(PLACE)[0]
+            return self._turns(problem, [PLACEHOLDER], now).rpartition(PLACEHOLDER)[0]
         if template.prefix is not None:
             return template.prefix.replace("{problem}", problem)
         return self._codec.decode_raw(self._codec.render(problem, template.system, {"now": now}))

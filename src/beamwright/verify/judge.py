@@ -19,7 +19,7 @@ from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.tokenizer import PLACE
+from beamwright.models.tokenizer import PLACEHOLDER
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Traits
 from beamwright.tree import Node
@@ -68,10 +68,10 @@ class JudgeVerifier:
             raise InputError(
                 f"--verifier {name}: a judge needs a chat template; its tokenizer has none"
             )
-        if PLACE not in self._prompt("", [PLACE], []):
+        if PLACEHOLDER not in self._prompt("", [PLACEHOLDER], []):
             raise InputError(f"--verifier {name}: its chat template omits the user's turn")
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
-        _, place, after = self._render(turns).rpartition(PLACE)
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACEHOLDER}]
+        _, place, after = self._render(turns).rpartition(PLACEHOLDER)
         first = codec.encode(after.lstrip())[:1] if place else []
         self.end_ids = codec.eos_ids | (codec.special_ids & frozenset(first))
         num_tokens = min(tree_model.decoder.shape.vocab, codec.vocab_size)

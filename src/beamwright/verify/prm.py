@@ -299,7 +299,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
         return x
 
     if not looks_back:
-        return lambda hidden, token_ids, at: activate(decoder.by_rows(product, hidden[at]))
+        return lambda hidden, token_ids, at: activate(decoder.apply_padded(product, hidden[at]))
 
     def values(hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """Return the values of the tokens `at`, from each token and the hidden state before it.
@@ -311,14 +311,14 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
         own = logprobs.gather(1, chosen.unsqueeze(1))
         parts = {
             "previous_hidden": lambda: previous,
-            "token_embedding": lambda: decoder.embedded(chosen),
+            "token_embedding": lambda: decoder.embed_tokens(chosen),
             "logprob": lambda: own,
             "entropy": lambda: -(logprobs.exp() * logprobs).sum(-1, keepdim=True),
             "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
         }
         features = [parts[name]() for name in spec.head.features or ("logprob",)]
         x = torch.cat([feature.to(hidden.dtype) for feature in features], dim=1)
-        return activate(decoder.by_rows(product, x))
+        return activate(decoder.apply_padded(product, x))
 
     return values
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from beamwright.engine.row import state_of
 from beamwright.errors import InputError, message_of
 from beamwright.io import write_atomically
-from beamwright.models.decoder import Decoder, Linear, in_tiles
-from beamwright.models.digest import digest_later
+from beamwright.models.decoder import Decoder, Linear, apply_in_tiles
+from beamwright.models.digest import start_digest
 from beamwright.models.linear import prepack
 from beamwright.models.load import LoadedModel
 from beamwright.models.weights import check_finite
@@ -53,7 +53,7 @@ def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tens
     logprobs: the log-probabilities of the tokens [tokens].
     """
     dtype = torch.promote_types(decoder.dtype, torch.float32)
-    parts = hidden, decoder.embedded(token_ids), logprobs[:, None]
+    parts = hidden, decoder.embed_tokens(token_ids), logprobs[:, None]
     return torch.cat([part.to(dtype) for part in parts], 1)
 
 
@@ -139,7 +139,7 @@ class ProbeVerifier:
                 f"--verifier {self.name}: trained for the generator {head.model}, but "
                 f"--model {named} has other files"
             )
-        self.digest, self._decoder = digest_later(file), decoder
+        self.digest, self._decoder = start_digest(file), decoder
         dtype = torch.promote_types(decoder.dtype, torch.float32)
         first, first_bias, last, last_bias = (
             tensor.to(decoder.device, dtype) for tensor in head.tensors
@@ -176,7 +176,7 @@ class ProbeVerifier:
             device = hidden[0].device
             known = torch.tensor(ids, device=device), torch.tensor(logprobs, device=device)
             rows = features(self._decoder, torch.cat(hidden), *known)
-            values = in_tiles(_TILE, self._log_probabilities, rows)[0].tolist()
+            values = apply_in_tiles(_TILE, self._log_probabilities, rows)[0].tolist()
         for step, count in zip(steps, counts, strict=True):
             step.handles[OWNER] = math.fsum(values[:count])
             del values[:count]

@@ -62,7 +62,7 @@ def read_all(place):
     read_shape(place, 512)
     stored = open_checkpoint(place)
     for name in list(stored.sizes)[:200]:
-        stored.linear(name.removesuffix(".weight"))
+        stored.quantised_linear(name.removesuffix(".weight"))
         stored.tensor(name)
 
 

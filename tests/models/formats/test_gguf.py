@@ -73,7 +73,7 @@ def test_codes_and_scales_are_what_transformers_makes_of_the_blocks(name):
     parts = UNPACK_BLOCKS[kind](blocks)
     assert (parts.bits, BLOCKS[kind][1] // parts.scale.shape[1]) == KEPT[kind]
     assert torch.equal(parts.values().view(64, 256), expected)
-    kept = parts.of_rows(64).linear().values(slice(None))
+    kept = parts.of_rows(64).to_linear().values(slice(None))
     # Of 8 bits nothing is rounded; of 4 bits scale and low are, to 11 bits, if they had more.
     assert (kept - expected).abs().max() <= (
         2**-10 * expected.abs().max() if parts.bits == 4 else 0

@@ -45,7 +45,7 @@ def test_values_are_those_of_the_formats_definition(write, name):
         found = stored.tensor(key)
         assert found.dtype == torch.float32
         assert (found - values).abs().max() <= 2e-7 * values.abs().max()  # one rounding of the sum
-        linear = stored.linear(key.removesuffix(".weight"))
+        linear = stored.quantised_linear(key.removesuffix(".weight"))
         assert (linear and linear.bits) == packed_files.KEPT.get(name)
         if linear is not None:  # beside 4 bits, scale and low have 11 bits
             most = 2**-10 if linear.bits == 4 else 2e-7
@@ -72,7 +72,7 @@ def test_projections_that_were_left_plain_stay_so(write):
     skip = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "kv"]
     folder, model, _ = write("gptq-4", skip)
     assert differs(folder, model) < 5e-2
-    assert open_checkpoint(folder).linear("model.layers.0.self_attn.k_proj") is None
+    assert open_checkpoint(folder).quantised_linear("model.layers.0.self_attn.k_proj") is None
 
 
 def test_experts_of_mxfp4_are_what_transformers_makes_of_them(tmp_path):

@@ -73,7 +73,7 @@ def test_a_large_embedding_stays_in_its_file(tmp_path, monkeypatch, tied):
         plain.weights.lm_head.weight is not plain.weights.embedding
     )
     for one, other in ((plain, read), (scorer, alone)):
-        assert torch.equal(one.embedded(IDS), other.embedded(IDS))
+        assert torch.equal(one.embed_tokens(IDS), other.embed_tokens(IDS))
         assert (one.dtype, one.device) == (other.dtype, other.device)
     hidden = torch.randn(8, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     assert torch.equal(plain.logits(hidden), read.logits(hidden))

@@ -42,7 +42,7 @@ class StoredWeights(Protocol):
         """
         ...
 
-    def linear(self, name: str) -> GroupedLinear | BlockLinear | None:
+    def quantised_linear(self, name: str) -> GroupedLinear | BlockLinear | None:
         """Return the projection `name.weight` without its bias, in the file's quantised format.
 
         None: the weight is plain, or no `Linear` class has its format; use `tensor` for its values.

@@ -57,7 +57,7 @@ def shards(file: Path) -> list[Path]:
     return files
 
 
-def read_model(file: Path) -> GgufHeader:
+def read_gguf_header(file: Path) -> GgufHeader:
     """Read the headers of all shards of a model, and merge them into one.
 
     Raises:
@@ -71,12 +71,12 @@ def read_model(file: Path) -> GgufHeader:
 class Names:
     """Translator of one architecture's tensor names between GGUF and Hugging Face.
 
-    lifted: True if GGUF stores the weights of norms with 1 added.
+    unit_offset: True if GGUF stores the weights of norms with 1 added.
     """
 
     def __init__(self, kind: object) -> None:
-        self.lifted = str(kind).startswith("gemma")
-        around = _WORDS["around"] if self.lifted and kind != "gemma" else {}
+        self.unit_offset = str(kind).startswith("gemma")
+        around = _WORDS["around"] if self.unit_offset and kind != "gemma" else {}
         self._layers: dict[str, str] = _WORDS["layer_names"] | around
         self._outside: dict[str, str] = _WORDS["names"]
         self._ours = {ours: called for called, ours in (self._outside | self._layers).items()}
@@ -156,7 +156,7 @@ def read_config(file: Path) -> dict[str, Any]:
         UnsupportedModelError: for an architecture that is not supported, or for a key that asks for
             something that is not implemented.
     """
-    header, models, count = read_model(file), _WORDS["models"], len(shards(file))
+    header, models, count = read_gguf_header(file), _WORDS["models"], len(shards(file))
     metadata, tensors = header.metadata, header.tensors
     kind, what = metadata.get("general.architecture", ""), metadata.get("general.type", "model")
     parts, held = metadata.get("split.count") or 1, "other weights" if tensors else "a vocabulary"
@@ -296,7 +296,7 @@ def weight_sizes(file: Path) -> dict[str, Any]:
         values of the other tensors. An embedding that is not also the LM head does not count if the
         head is in blocks, because its rows are then read from the file on demand.
     """
-    tensors = dict(read_model(file).tensors)
+    tensors = dict(read_gguf_header(file).tensors)
     packed = values = 0
     for name, place in tensors.items():
         if not name.startswith("blk.") or len(place.shape) < 2:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.formats.described import Names, permuted_heads, read_model
+from beamwright.models.formats.described import Names, permuted_heads, read_gguf_header
 from beamwright.models.formats.header import BLOCKS, Place
 from beamwright.models.formats.plain import StoredRows
 from beamwright.models.formats.quantised import Groups
@@ -45,7 +45,7 @@ class BlockLinear(Linear):
         """The weight's size (outputs, columns)."""
         return len(self.weight), self.columns
 
-    def placed(self, size: tuple[int, ...], device: str, what: str) -> BlockLinear:
+    def check_and_place(self, size: tuple[int, ...], device: str, what: str) -> BlockLinear:
         """Check the size, set the device for the result of `grouped`, and return this projection.
 
         what: the weight's name, for messages.
@@ -58,7 +58,7 @@ class BlockLinear(Linear):
         return self
 
     def grouped(self) -> GroupedLinear:
-        """Convert to a `GroupedLinear`, on the device given to `placed`.
+        """Convert to a `GroupedLinear`, on the device given to `check_and_place`.
 
         Raises:
             NotFiniteError: if a scale is NaN or infinite.
@@ -66,17 +66,17 @@ class BlockLinear(Linear):
         rows, tables = max(1, _PIECE_BYTES // self.weight.shape[1]), list[GroupedLinear]()
         for piece in self.weight.split(rows):
             blocks = piece.reshape(-1, BLOCKS[self.kind][2])
-            tables.append(UNPACK_BLOCKS[self.kind](blocks).of_rows(len(piece)).linear())
+            tables.append(UNPACK_BLOCKS[self.kind](blocks).of_rows(len(piece)).to_linear())
         table = torch.cat([each.weight for each in tables])
         whole = GroupedLinear(tables[0].bits, table, self.columns)
-        return whole.placed(self.size, self._device, self.what)
+        return whole.check_and_place(self.size, self._device, self.what)
 
 
 class GgufWeights:
     """`StoredWeights` of the model in a GGUF file or in its shards."""
 
     def __init__(self, file: Path) -> None:
-        model = read_model(file)
+        model = read_gguf_header(file)
         self._where, self._heads = model.tensors, permuted_heads(model.metadata)
         self._names = Names(model.metadata.get("general.architecture"))
 
@@ -104,7 +104,7 @@ class GgufWeights:
             whole[at : at + values.numel()] = values.flatten()
             at += values.numel()
         whole = whole.view(place.shape)
-        if self._names.lifted and name.endswith("norm.weight"):
+        if self._names.unit_offset and name.endswith("norm.weight"):
             whole -= 1
         return whole if order is None else whole[order]
 
@@ -124,7 +124,7 @@ class GgufWeights:
 
         return StoredRows(place.file, place.start, columns // values * size, convert)
 
-    def linear(self, name: str) -> BlockLinear | None:
+    def quantised_linear(self, name: str) -> BlockLinear | None:
         """Return a projection in the file's blocks; None for types without a linear scale."""
         located = self._locate(f"{name}.weight")
         if located is None or located[0].kind not in UNPACK_BLOCKS or len(located[0].shape) != 2:

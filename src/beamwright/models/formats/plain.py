@@ -132,5 +132,5 @@ class PlainFiles:
         start += _LENGTH_BYTES + size
         return StoredRows(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
 
-    def linear(self, name: str) -> None:
+    def quantised_linear(self, name: str) -> None:
         """Return None, because no weight in these files is quantised (see `StoredWeights`)."""

@@ -68,7 +68,7 @@ class Groups:
         parts = (part.reshape(rows, -1) for part in (self.codes, self.scale, self.low))
         return Groups(self.bits, *parts)
 
-    def linear(self) -> GroupedLinear:
+    def to_linear(self) -> GroupedLinear:
         """Return the weight as a `GroupedLinear`, with codes of 4 or 8 bits."""
         return GroupedLinear.of(4 if self.bits <= 4 else 8, self.codes, self.scale, self.low)
 
@@ -123,13 +123,13 @@ class QuantisedFiles:
         weight = self._read(name)
         return weight.values() if isinstance(weight, Groups) else weight
 
-    def linear(self, name: str) -> GroupedLinear | None:
+    def quantised_linear(self, name: str) -> GroupedLinear | None:
         """Return a projection in its quantised format; None if it is plain.
 
         None also for formats without codes and a scale per group, such as 8-bit floats.
         """
         weight = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
-        return weight.linear() if isinstance(weight, Groups) else None
+        return weight.to_linear() if isinstance(weight, Groups) else None
 
     def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
         """Return a reader of single rows; None if the tensor is quantised."""
