@@ -59,7 +59,7 @@ def inspect_machine() -> dict[str, Any]:
         "threads_for_small_models_why": small.why,
         "thread_waits": wait_policy() or "PyTorch was imported before",
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        # CPU results only; a GPU's are in `selftest`
+        # results of the CPU only; those of a GPU are in `selftest`
         "exact": all(checks[name] for name in BACKENDS),
         "selftest": checks,
         "products": matmul_libraries(),

@@ -28,14 +28,14 @@ from beamwright.tree import COMPLETE_STOPS
 Way = Literal["majority", "weighted", "best"]
 MOST_PROBLEMS = 50
 _CALLED: dict[Way, str] = {"majority": "vote", "weighted": "weighted vote", "best": "best of n"}
-_SAMPLES = 2  # samples per candidate of the search
+_SAMPLES = 2  # the sampling run draws this many samples per candidate of the search
 _SURE = 1.0  # a method is recommended if it leads the vote by this many standard errors
 
 
 def trials(settings: Settings) -> dict[str, Settings]:
     """Return the settings of the runs: `samples`, and `search` if a verifier scores steps.
 
-    The search is the requested one, or beam search if scores do not decide the requested one.
+    The search is the requested one if its paths compete for places, else beam search.
 
     Raises:
         InputError: if there are too many candidates.
@@ -91,7 +91,7 @@ def _chosen(paths: Sequence[_Path], how: Way) -> bool:
     return paths[choose(votes, scores, [p.complete for p in paths], how)].right
 
 
-# Returns for each answer of a record whether it is right; None if that is not known.
+# Function that returns, for each answer of a record, whether the answer is right; None: unknown.
 Judge = Callable[[Record], Mapping[str | None, bool | None]]
 
 
@@ -137,7 +137,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Compare vote, best score and search at the search's mean cost.
 
-    unit: "tokens" or "seconds". budget: the search's mean cost per problem.
+    unit: "tokens" or "seconds". budget: the search's mean cost per problem, in that unit.
     """
 
     def affordable(how: Way) -> int:
@@ -172,7 +172,7 @@ def _standard_error(values: Sequence[float]) -> float:
 def verifier_noise(pools: Sequence[_Pool]) -> dict[str, float] | None:
     """Measure how well scores separate right from wrong paths of the same problem.
 
-    Returns None if no problem has both. gap: difference of the mean scores. noise: standard
+    Returns None if no problem has both kinds. gap: difference of the mean scores. noise: standard
     deviation around these means. ranked: share of pairs of a right and a wrong path in which the
     right path has the higher score; a tie counts half. width: the largest useful width.
     """

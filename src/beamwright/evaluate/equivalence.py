@@ -1,7 +1,7 @@
 """Answer equivalence: text rules first, then `math-verify` in worker processes with a timeout.
 
 The mathematics runs in a few worker processes. A worker that hangs is killed, so only the answer
-that hung or crashed is lost, and the next one gets a new process.
+that hung or crashed its worker is lost, and the next answer gets a new process.
 
 Conventions: an answer may omit the unit that the problem fixes (`5` for `5 cm`) or the thing that
 is counted, but may not name a different one (`search.quantity`). `15%` equals `0.15`, and `15` if
@@ -213,7 +213,7 @@ def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
 def _decide_option(gold: str, answer: str) -> bool | tuple[str, str] | None:
     """Return the verdict if an answer names an option, such as `(B) 12`; None if none does.
 
-    Letter or text may match. If only the text is left to compare, return the texts instead.
+    Letter or text may match. If `math-verify` has to compare the texts, return both texts instead.
     """
     left, right = split_option(gold), split_option(answer)
     if left and right and (left[0] != right[0] or "" in (left[1], right[1])):
@@ -224,7 +224,7 @@ def _decide_option(gold: str, answer: str) -> bool | tuple[str, str] | None:
 
 
 def _measure_alike(left: Quantity, right: Quantity) -> bool:
-    """Return False if both name a unit, or the thing that is counted, and these differ."""
+    """Return False if both name a unit, or a counted thing, and the two names differ."""
     if left.unit and right.unit and left.unit.dimension != right.unit.dimension:
         return False
     if bool(left.unit) != bool(right.unit):
@@ -257,7 +257,7 @@ def _decide_exact(left: Quantity, right: Quantity, scale: Fraction) -> bool | No
 def _may_stand_for(decimal: str, exact: str) -> bool:
     """Return True if `decimal` has at least six digits and `exact` is not itself a decimal.
 
-    `math-verify` may then compare them with rounding.
+    If so, `math-verify` may compare the two with rounding.
     """
     return bool(_SIX_DIGITS.fullmatch(decimal)) and not _DECIMAL.fullmatch(exact)
 

@@ -52,8 +52,8 @@ class Record:
     choices: the answers that best, majority and weighted choice would give.
     num_correct: candidates that ended by themselves with the right answer; None if the file has no
         right answer.
-    candidates: without their long texts. With `--paths`, each has its `steps` as token ids and
-        whether it is `correct`.
+    candidates: the final candidates without their long texts. With `--paths`, each has its `steps`
+        as token ids and whether it is `correct`.
     prompt_ids: the prompt's token ids, with `--paths`.
     kv: the solution's KV figures in bytes.
     mean_path_tokens: mean tokens of the final candidates after the prompt.
@@ -115,7 +115,7 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
     the mean of the problems' goodputs. `per_problem`: means; a peak is the engine's while the
     problem was in flight. `warnings` counts the problems that have one, and quotes the first.
 
-    num_candidates: the n that was asked for; None takes the most that a problem has.
+    num_candidates: the requested n; None: the maximum number of candidates of a problem.
     """
     accuracy = estimate_share(verdicts := _known(record.correct for record in records))
     # A problem with an error has no candidates, so it is wrong under every choice.
@@ -172,9 +172,9 @@ def _goodput(records: Sequence[Record]) -> dict[str, Any]:
 def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str, Estimated | None]:
     """Return pass@k for k = 1, 2, 4, ..., n.
 
-    It is unbiased for independent samples. Candidates of a tree share steps: there it says how many
-    of these candidates are worth returning, not what a smaller search would find. Candidates that
-    are missing, because a search ended with fewer, count as wrong.
+    The estimate is unbiased for independent samples. For candidates of a tree, which share steps,
+    it says how many of them are worth returning, not what a smaller search would find. Candidates
+    that are missing, because a search ended with fewer, count as wrong.
     """
     n = max([num_candidates or 0, *(len(record.candidates) for record in records)])
     known = [(len(r.candidates), c) for r in records if (c := r.num_correct) is not None]
@@ -230,8 +230,8 @@ def _sums(groups: Iterable[Mapping[str, float | None]]) -> dict[str, float | Non
 def wilson_interval(share: float, num_problems: int) -> list[float]:
     """Return the 95 % Wilson score interval [low, high] of a share of the problems.
 
-    It holds even if all or none are right, and for few problems (Brown, Cai and DasGupta 2001). For
-    a mean of values between 0 and 1 it is conservative, because yes or no varies most.
+    The interval holds even if all or none are right, and for few problems (Brown, Cai and DasGupta
+    2001). For a mean of values between 0 and 1 it is conservative, because 0 and 1 vary most.
     """
     z2 = _NORMAL**2
     middle = (share + z2 / (2 * num_problems)) / (1 + z2 / num_problems)

@@ -87,10 +87,10 @@ def load_problems(
 
     The whole source is read and checked, except for the rest of a parquet file that is too large.
 
-    `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them in the
-    order of their paths (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`,
-    `hf:ORG/NAME/CONFIG@SPLIT` of the hub: without a split `test` if there is one, else the only
-    one. Either every problem has an answer, or none has.
+    Sources: `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of
+    them in the order of their paths (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`,
+    `hf:ORG/NAME/CONFIG@SPLIT` of the hub. The default split is `test`, or the only split. Either
+    every problem has an answer, or none has.
     problem_field, answer_field: the fields of the problem and its right answer, if they are not
     known ones (QUESTION_FIELDS, ANSWER_FIELDS, SOLUTION_FIELDS). The answer field "none" means that
     no right answers are known.
@@ -135,7 +135,7 @@ def _refuse_holes(
 ) -> None:
     """Raise if some problems have no answer, because the accuracy would silently omit them.
 
-    Also raise if none has one, but the rows have unread fields, one of which probably holds it.
+    Also raise if no problem has an answer, but rows have unread fields that probably hold it.
     """
     first = rows[answers.index(None)]
     known = (*ANSWER_FIELDS, *SOLUTION_FIELDS) if answer_field is None else (answer_field,)
@@ -187,7 +187,7 @@ def _answer(row: ProblemRow, answer_field: str | None) -> str | None:
 
 
 def _read(source: str, limit: int | None) -> tuple[list[ProblemRow], str]:
-    """Return the rows in file order and the SHA-256 of everything they were read from."""
+    """Return the rows of `source` in file order, and the SHA-256 of all that was read."""
     if source.startswith("hf:"):
         return _read_hub(source)
     if source.startswith("bundled:"):
@@ -236,7 +236,7 @@ def _read_hub(source: str) -> tuple[list[ProblemRow], str]:
         raise InputError(f"{source}: must be hf:ORG/NAME or hf:ORG/NAME/CONFIG@SPLIT")
     datasets = _extra("datasets", source)
     name, config, split = match.groups()
-    # Before release 4 it asks whether to run a data set's own code.
+    # Before release 4, `datasets` asks whether to run a data set's own code.
     takes = signature(datasets.load_dataset).parameters
     never = {"trust_remote_code": False} if "trust_remote_code" in takes else {}
     try:

@@ -25,7 +25,8 @@ _PARTS = ("base", "settings", "grid", "dataset")
 _MOST_POINTS = 10_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_BARE = ("search", "model", "verifier", "schedule")  # a run's name shows only their values
+# Options of which the name of a run shows only the value.
+_BARE = ("search", "model", "verifier", "schedule")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """HTML report that compares evaluations: charts, a table of methods, links to tree pages.
 
-It is made from the folders of `eval --out`. All text of a user is escaped. The page has no script
-and loads nothing from elsewhere; its links lead to tree pages beside it. Runs that differ only in n
-are one method, and one line of a chart. matplotlib is the extra `plot`.
+The report is made from the folders of `eval --out`. All text of a user is escaped. The page has no
+script and loads nothing from elsewhere; its links lead to tree pages beside it. Runs that differ
+only in n are one method, and one line of a chart. matplotlib is the extra `plot`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DASHES = ("-", "--", ":")  # styles for the first, second and third ten lines
 _SPREAD = 1.025  # horizontal factor that separates intervals at the same n
 _LABEL = 0.16  # height of a legend line in inches
 
-# name, title, axis, figure per problem (None: n itself), its unit
+# Charts: name, title, label of the x axis, the per-problem figure on that axis (None: n), its unit.
 _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
     ("n", "Accuracy against n", "candidates, n", None, 1.0),
     ("tokens", "Accuracy against tokens", "tokens generated per problem", "tokens", 1.0),
@@ -43,13 +43,13 @@ _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
      "kv_device_peak_bytes", GIB),
 )  # fmt: skip
 
-# x, y and the interval of y.
+# A point of a chart: x, y and the interval of y.
 Point = tuple[float, float, Sequence[float]]
 
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """One evaluated setting. settings: the JSON. summary: the result of `summarise`."""
+    """One run, read from an `--out` folder. summary: the metrics of its records (`summarise`)."""
 
     name: str
     folder: Path

@@ -43,15 +43,16 @@ if sys.platform != "win32":
 # After this many failed problems in a row, a remote generator counts as unavailable.
 _MOST_UNANSWERED = 16
 
-_KEPT = ("answer", "vote", "score", "stop", "tokens", "notes", "thought_tokens")  # of a candidate
+# Fields of a candidate that its record keeps.
+_KEPT = ("answer", "vote", "score", "stop", "tokens", "notes", "thought_tokens")
 _COPIED = (
     "score", "stop", "rounds", "tokens", "kv", "time", "goodput_tok_s", "tree_hash", "exact",
 )  # fmt: skip
 
 
-# Solves (id, text) pairs, and yields (id, outcome) in the order in which they finish. An error of a
-# single problem is its outcome and is not raised: InputError, NotFiniteError, or UnavailableError
-# of a remote server.
+# Function that solves (id, text) pairs, and yields (id, outcome) in the order in which they finish.
+# An error of a single problem is its outcome and is not raised: InputError, NotFiniteError, or
+# UnavailableError of a remote server.
 SolveMany = Callable[
     [Sequence[tuple[str | int, str]]], Iterable[tuple[str | int, Solution | BeamwrightError]]
 ]

@@ -20,10 +20,10 @@ if sys.platform != "win32":
     import resource
 
 _MEMORY_BYTES = 4 * 1024**3
-_GRACE_S = 5  # the parent's deadline comes first
+_GRACE_S = 5  # the alarm rings this long after the parent's deadline
 _DIGITS = 200  # digits to which exact values are compared; differences below 10^-15 still count
 
-# Spellings that the parser misreads; signs are spelled already.
+# Spellings that the parser misreads. The parent has already unified the spelling of symbols.
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*\(?)(\d+)\s*\^\s*\{?\\circ\}?")
 _SET_OF = re.compile(  # {x : x > 2} is read as x > 2
     r"^\s*(?:\\left)?\\\{\s*[a-z]\s*(?:\\mid|\||:)([^|]*?)(?:\\right)?\\\}\s*$"

@@ -90,7 +90,7 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
     place: the file or other source of the settings, for the message.
 
     Raises:
-        InputError: if one is missing; the message names it.
+        InputError: if a plugin is missing; the message names it.
     """
     for code, option in CODE_KEYS.items():
         name = str(saved.get(option))
@@ -109,7 +109,7 @@ def check_no_objects(saved: Mapping[str, Any], place: object, instead: str = "")
     instead: advice for the message.
 
     Raises:
-        InputError: if one was, since an object cannot be saved.
+        InputError: if one of them was an object, which cannot be saved.
     """
     for option in _TABLES:
         named = str(saved.get(option))
@@ -136,7 +136,7 @@ def tree_settings(
         for section in chosen.values()
         for option, value in section.items()
         if option not in _NOT_THE_TREE
-        # left out at its default, as in files of older versions
+        # an option at its default is left out, as in files of older versions
         and value not in ([], {}, _OLD_DEFAULTS.get(option, []))
     }
     return {**options, **plugin_code(settings), "dtype": dtype, **(owners or {})}
@@ -208,7 +208,7 @@ _COPIED_FIELDS = (
 
 
 def _node_to_json(node: Node, finished_s: float | None) -> dict[str, Any]:
-    """Return a node as JSON data. The part of its text that its parent has is only counted."""
+    """Return a node as JSON data, with only the length of the text that its parent has too."""
     assert node.parent is not None
     shared = len(before := node.parent.text)
     if not node.text.startswith(before):  # a character of several bytes may end in the next step
@@ -225,7 +225,7 @@ def _node_to_json(node: Node, finished_s: float | None) -> dict[str, Any]:
 
 
 def _json_and_checksum(body: Any) -> tuple[str, str]:
-    """Serialise `body` to JSON, and return it with its SHA-256.
+    """Serialise `body` to JSON, and return the text with its SHA-256.
 
     NaN and infinities are written with Python's names.
     """

@@ -31,7 +31,7 @@ def identity_of(owner: Any, source: str | None = None) -> str:
     attributes only the type counts. An object whose attributes change during a search therefore
     needs an `identity`.
 
-    source: the text of the file that defines `owner`. All code of the file then counts, but
+    source: the text of the file that defines `owner`. If given, all code of the file counts, but
         comments do not.
     """
     named = owner if isinstance(owner, FunctionType | type) else type(owner)
@@ -64,7 +64,7 @@ def plugin_code(settings: Settings) -> dict[str, str]:
 def _digest_texts(owner: Any) -> Iterator[str]:
     """Yield the texts that the digest of `owner` covers.
 
-    These are the code of functions and methods, then `identity` or the plain attributes.
+    The texts are the code of functions and methods, then `identity` or the plain attributes.
     """
     if isinstance(owner, FunctionType):
         yield from _function_texts(owner)
@@ -105,7 +105,7 @@ def _code_texts(code: CodeType) -> Iterator[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a text of `value` that is the same in every process; its type if it is not plain."""
+    """Return a text of `value` that is the same in every process; else the name of its type."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):

@@ -38,7 +38,7 @@ _Flag = Annotated[bool, Strict()]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Receipt:
-    """The content of a receipt (JSON), without code that checks it (`cli.verify`).
+    """The content of a receipt, a JSON object that `cli.verify` checks.
 
     rounds: a digest per round (`tree.round_digests`).
     problem: the problem as `problem_to_json` writes it.
@@ -71,7 +71,7 @@ def read_receipt(content: Any, where: str) -> Receipt:
     """Validate JSON data as a receipt.
 
     Raises:
-        InputError: if it is not a receipt; the message begins with `where`.
+        InputError: if `content` is not a receipt; the message begins with `where`.
     """
     try:
         return TypeAdapter(Receipt).validate_python(content)
@@ -120,7 +120,7 @@ def problem_from_json(asked: Any, where: str) -> Problem | int:
     """Convert JSON data by `problem_to_json` back to a problem.
 
     Raises:
-        InputError: if it is not a problem; the message begins with `where`.
+        InputError: if `asked` is not a problem; the message begins with `where`.
     """
     match asked:
         case str():

@@ -41,14 +41,14 @@ class SearchPolicy(Section):
 
     # The fields that are not options, because every strategy has them.
     shared: ClassVar[frozenset[str]] = frozenset({"search"})
-    foresees_by_score: ClassVar[bool] = True  # see `protocols.Traits`
-    certain: ClassVar[bool] = False  # see `protocols.Traits`
+    foresees_by_score: ClassVar[bool] = True  # scores improve `prospects` (`protocols.Traits`)
+    certain: ClassVar[bool] = False  # `select` extends every complete step (`protocols.Traits`)
     search: SearchSettings = SearchSettings()
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """Return the actions for the candidates of a round, called once the round is scored.
+        """Return the actions for the candidates of a round whose scores are known.
 
-        See `protocols.Strategy`.
+        `rng` is the random stream of this round (`protocols.Strategy`).
         """
         raise NotImplementedError
 

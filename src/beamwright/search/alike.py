@@ -1,8 +1,8 @@
 r"""Normalise answers, so that equal answers become equal texts and can be counted in a vote.
 
 The functions compare texts and exact numbers, without algebra. Order does not matter in a list or a
-set; it matters in a tuple. The options of a multiple-choice problem are read from its text, so they
-need no other source. Their letters are A to J.
+set; it matters in a tuple. The options of a multiple-choice problem, with letters A to J, are
+read from the problem's text.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _split_names(items: Sequence[str]) -> list[tuple[str, str]]:
     return [(name * several, value) for name, value in named]
 
 
-@lru_cache(maxsize=4096)  # candidates of one problem often have equal answers and are read often
+@lru_cache(maxsize=4096)  # many candidates of a problem have the same answer
 def normalise_answer(answer: str) -> str:
     r"""Return one text for all equal answers, for votes and for evaluation.
 

@@ -40,7 +40,7 @@ from beamwright.sections import Section
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _THOUGHT = "</think>"
-_RUN_ON = re.compile(  # the beginning of a next problem, with which some models continue
+_RUN_ON = re.compile(  # the beginning of a next problem that some models write after the answer
     r"(?<=\S)(?:[^\S\n]*+\n){2,}+\s*+\**(?:Question|Problem|Q)(?:\s*\d+)?\**\s*:"
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?=\{)|\s*([^\s{}$\\,;]+))")
@@ -108,7 +108,7 @@ def extract_answer(text: str, options: Mapping[str, str] | None = None) -> str |
     The first of these that is present is the answer:
 
     1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or several boxes joined by "and";
-       if a phrase after the box states a number or a letter, this is the answer instead,
+       if a phrase after the box states a number or a letter, that one is the answer instead,
     2. the last `<answer>...</answer>`,
     3. the last phrase or line: the text after "The answer is", "Answer:" or "The correct option
        is", or a line such as `#### 60`,
@@ -119,7 +119,7 @@ def extract_answer(text: str, options: Mapping[str, str] | None = None) -> str |
     `</think>`, and a next problem after the reply, are read only if the rest states no answer.
 
     options: the options of a multiple-choice problem, by letter. A last line that mentions exactly
-        one of them states it.
+        one option states that option.
     """
     for part in reversed(text.split(_THOUGHT)):
         run_on = _RUN_ON.search(part)

@@ -14,7 +14,8 @@ from beamwright.search.prospects import FORESIGHTS
 from beamwright.search.rounds import even_shares, give_children, open_round, ranked
 from beamwright.tree import Node, SearchTree
 
-VARYING_LIMITS = (64, 64, 64, 2048)  # token limits of the first steps (FlashTTS, Fig. 11)
+# Token limits of the first, second, ... step (FlashTTS, Fig. 11).
+VARYING_LIMITS = (64, 64, 64, 2048)
 
 
 @strategy(

@@ -1,6 +1,6 @@
 """Strategies best-of-n, majority and weighted: n independent paths, without pruning.
 
-They differ only in how they choose the answer. With n = 1 each is one sample.
+The strategies differ only in how they choose the answer. With n = 1, each is one sample.
 """
 
 from __future__ import annotations

@@ -27,12 +27,13 @@ def with_defaults(
     In addition to `with_strategy_and_verifier`, this fills in the strategy's defaults for the
     choice of the answer, for its options and for the step limits.
 
-    own_scores: see `with_strategy_and_verifier`.
+    own_scores: True if something that no setting names scores the steps.
     own_strategy: True if a strategy object of the user decides. `settings` then name beam search,
         and no options are filled in.
 
     Raises:
-        InputError: see `with_strategy_and_verifier` and `make_strategy`.
+        InputError: for settings that contradict each other, or a strategy without the scores that
+            it needs.
     """
     settings = with_strategy_and_verifier(settings, own_scores=own_scores)
     row = strategy_row(settings.search)

@@ -16,7 +16,7 @@ from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, SearchTree
 
-_FEWEST = 4  # equal scores of fewer distinct scored steps are no reason for a warning
+_FEWEST = 4  # minimum number of distinct steps for a warning that all scores are equal
 _OF_LOGPROBS = ("logprob", "min-logprob")  # verifiers that read the generator's log-probabilities
 _TRUSTED = 1e-3  # a best score below this probability means that the verifier trusts no candidate
 

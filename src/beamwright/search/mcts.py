@@ -1,11 +1,11 @@
 """Monte Carlo tree search (MCTS) over steps: PUCT picks the leaves that get children.
 
 A simulation walks from the root to a leaf by PUCT and gives the leaf children. In each later round
-it extends the best of its newest children, until its path ends. There are no rollouts: the value of
-a step is the score of its path, as in AlphaMath (Chen et al. 2024). Running simulations, visits and
-values are read from the tree in each round, so a resumed search continues in the same way. Several
-simulations run in parallel: a picked leaf counts as a visit at once, before its value is known
-(unobserved samples, Liu et al. 2020).
+the simulation extends the best of the newest children, until the path ends. There are no rollouts:
+the value of a step is the score of its path, as in AlphaMath (Chen et al. 2024). Running
+simulations, visits and values are read from the tree in each round, so a resumed search continues
+in the same way. Several simulations run in parallel: a picked leaf counts as a visit at once,
+before its value is known (unobserved samples, Liu et al. 2020).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class MonteCarloTreeSearch(SearchPolicy):
     """Monte Carlo tree search with n first steps and `width` children per extended step.
 
     Up to max(1, n // width) simulations run in parallel. Leaves that are not picked remain
-    candidates. A path is extended until it ends or has `max_rounds` steps. The search finishes
-    when n paths have ended, when `nodes` steps are generated, or when no leaf can be extended. If
-    more paths end in the last round than places are left, the best-scored paths take the places.
+    candidates. A path is extended until it ends or has `max_rounds` steps. The search ends when n
+    paths have ended, when `nodes` steps are generated, or when no leaf can be extended. If more
+    paths end in the last round than places are left, the best-scored paths take the places.
     Duplicates are not filtered.
 
     Raises:
@@ -64,7 +64,7 @@ class MonteCarloTreeSearch(SearchPolicy):
 
     @property
     def most_nodes(self) -> int:
-        """The largest number of steps to generate."""
+        """Maximum number of steps to generate."""
         return _NODES_PER_CANDIDATE * self.search.n if self.nodes is None else self.nodes
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
@@ -102,7 +102,7 @@ class MonteCarloTreeSearch(SearchPolicy):
             if parent is None or parent.parent is None:
                 continue  # the root's children are not yet part of a simulation
             node = max(counts.children[parent], key=counts.puct, default=None)
-            if node is not None and counts.leaves[node]:  # otherwise the simulation has ended
+            if node is not None and counts.leaves[node]:  # otherwise its simulation has ended
                 counts.visit(node)
                 picked.append(node)
         while counts.leaves[tree.root] and len(picked) < max(1, self.search.n // width):
@@ -125,7 +125,7 @@ class Visits:
         not change the values. A step without a score gets the mean of all scores, or 0 if no step
         has one.
     priors: for each step, the softmax over its siblings of the mean log-probability of the tokens.
-    children, parents: the tree without the steps inside such chains.
+    children, parents: the tree without the steps inside unscored chains.
     """
 
     def __init__(self, tree: SearchTree, open_to: Iterable[Node], exploration: float) -> None:

@@ -2,7 +2,7 @@
 
 The children of these steps can be decoded ahead (FlashTTS section 4.1.1). Scores of consecutive
 steps are correlated, so the parent's score predicts a step's score until the step has its own. In
-all functions, a path of `max_depth` steps gets no prospect; None: no limit.
+all functions, a path that has `max_depth` steps gets no prospect; None: no limit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def predict_certain(
 def can_be_extended(node: Node, max_depth: int | None = None) -> bool:
     """Return True if the step of `node` is complete and waits for selection, and may get a child.
 
-    It may not if its path has ended or has `max_depth` steps.
+    A step gets no child if its path has ended or has `max_depth` steps.
     """
     undecided = node.state is NodeState.CANDIDATE and not node.ended
     return undecided and (max_depth is None or node.depth < max_depth or node.level < max_depth)
@@ -95,8 +95,8 @@ def _latest_score(beam: Node) -> float | None:
 def ranks(scores: Sequence[float | None]) -> list[float]:
     """Return the percentile rank of each score, from 0 to 1: the share of known scores below it.
 
-    Equal scores, itself included, count half. An unknown score has rank 0. If all known scores are
-    equal, or none is known, every rank is 1.
+    Equal scores, the score itself included, count half. An unknown score has rank 0. If all known
+    scores are equal, or none is known, every rank is 1.
     """
     known = sorted(score for score in scores if score is not None)
 

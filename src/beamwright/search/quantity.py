@@ -123,8 +123,8 @@ def _apply_rules(text: str, rules: str) -> str:
 def unify_spelling(answer: str) -> str:
     """Return `answer` with each symbol in one spelling, and without text around the value.
 
-    That is emphasis, a name of the value ("Area: "), a leading "about", and an approximation after
-    the exact value.
+    The removed text is emphasis, a name of the value ("Area: "), a leading "about", and an
+    approximation after the exact value.
     """
     text = trim(trim(answer).strip("*,"))
     if len(text) > _LONGEST_TEXT:

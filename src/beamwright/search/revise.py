@@ -74,7 +74,7 @@ class SequentialRevision(IndependentPaths):
 
 
 def has_turn(leaf: Node) -> bool:
-    """Return True if a user turn follows a reply on the path of `leaf`: a complete answer."""
+    """Return True if the path of `leaf` has a user turn, and so an answer before that turn."""
     return any(node.turn is not None and not node.turn.alone for node in leaf.path())
 
 

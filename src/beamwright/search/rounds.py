@@ -39,7 +39,7 @@ def open_round(
     candidate can be extended, or at `max_rounds`.
 
     level: the level of the candidates, compared with `max_rounds`; None: the number of rounds.
-    apart: see `duplicates`.
+    apart: number of the root's children in each subtree (DVTS), to find duplicates; None: one tree.
     """
     if tree.rounds == 0:
         return Round([Extend(tree.root, settings.n)])
@@ -157,8 +157,8 @@ def even_shares(total: int, count: int) -> list[int]:
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     """Divide `total` into integer shares in proportion to `weights`; their sum is `total`.
 
-    Each share is first rounded down. The rest goes to the largest remainders, one each. Remainders
-    within 1e-9 are equal, and the first of them wins.
+    Each share is first rounded down. What is left of `total` goes to the largest remainders, one
+    each. Remainders within 1e-9 are equal, and the first of them wins.
     """
     whole = math.fsum(weights)
     exact = [total * weight / whole for weight in weights]

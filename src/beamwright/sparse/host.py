@@ -93,10 +93,10 @@ class HostStore(HostedStore):
         key_values: Sequence[torch.Tensor],
         lengths: Sequence[int] | None = None,
     ) -> None:
-        """Copy the tokens to the host and append them there.
+        """Copy the KV of new tokens to the host, and append it to their segments there.
 
         Raises:
-            CapacityError: as `SegmentStore.append` does. LinkError: if the link has failed.
+            CapacityError: if the host's budget is exhausted. LinkError: if the link has failed.
         """
         on_host = [torch.empty_like(values, device="cpu") for values in key_values]
         pairs = zip(on_host, key_values, strict=True)
@@ -124,15 +124,17 @@ class HostStore(HostedStore):
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Return the keys of a segment's first `visible` tokens, on the host.
 
-        They are scored there, so that no key crosses the link for scoring.
+        The keys are scored on the host, so that none crosses the link for scoring.
         """
         return super().gather(segment, visible)[:, 0]
 
     def fetch(self, wanted: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
         """Return the keys and values of selected tokens on the device, and make them the hot sets.
 
-        wanted: for each layer, the slots in the pool, one tensor per class of rows. What the hot
-            sets lack crosses the link once for all rows, in one copy.
+        Tokens that the hot sets lack cross the link once for all rows, in one copy.
+
+        wanted: for each layer, slots in the pool, one tensor per class of rows that select equally
+            many tokens.
 
         Raises:
             CapacityError: if the device's budget is too small for the selected tokens.

@@ -1,4 +1,4 @@
-"""Turns the settings of `--sparse` into a `KVMethod` of the generator; checks other options."""
+"""Turn the settings of `--sparse` into a `KVMethod` of the generator, and check other options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicts a row's next query from its last queries (AsyncSpade, sections 3 and 4.2).
+"""Predict a row's next query from its last queries (AsyncSpade, sections 3 and 4.2).
 
 With the prediction, the tokens that token t + 1 attends to are selected while token t is computed.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 # Penalty of the ridge regression, relative to the mean squared norm of the window's queries.
 #
-# The paper does not say what it is.
+# The paper does not give the penalty.
 RIDGE = 1e-2
 
 _LEAST_SCALE = 1e-20
@@ -69,7 +69,7 @@ def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tenso
     The weights for every k are applied to the queries one token later, and the W results are
     averaged.
 
-    queries: a window [..., W + 1, dim], the newest last. It is shorter while a row has few tokens.
+    queries: a window [..., W + 1, dim], the newest last; W is smaller while a row has few tokens.
     """
     width = queries.shape[-2] - 1
     if not width:

@@ -20,8 +20,8 @@ class Selected:
     """The tokens that rows read in one layer, for rows that select equally many tokens (a class).
 
     rows: indices of these rows in the batch.
-    columns: [rows, sets, count], the selected tokens, numbered as in `select`. A KV head or query
-        head has a set.
+    columns: [rows, sets, count], the selected tokens, numbered as in `select`, in one set for each
+        KV head or for each query head.
     rest: log-sum-exp of the scores of all other tokens, see `Selector.select`; None where it is
         unknown, such as for tokens that another layer's scores chose.
     stored: keys and values [2, rows, sets, count, head_dim] of the columns. Entries for tokens in
@@ -54,12 +54,12 @@ Work = Callable[[], Pack]
 class CacheRank:
     """Queue of selections for coming layers: AsyncSpade's second device (section 4.1).
 
-    Work is pushed as soon as its inputs exist, for a pack of layers at a time. Its result is taken
-    when the first layer of the pack needs it.
+    A call that selects tokens for a pack of consecutive layers is pushed as soon as its inputs
+    exist. Its result is taken when the first layer of the pack needs it.
 
     counts: counters to which the thread's time and the time spent waiting for it are added.
-    threaded: True runs pushed work at once, in order, on a thread of its own. False runs it when it
-        is taken, which is the specification: both give the same selections.
+    threaded: True runs pushed calls at once, in order, on a thread. False runs a call when its
+        result is taken, which is the specification: both give the same selections.
     """
 
     def __init__(self, counts: Counters, *, threaded: bool = False) -> None:

@@ -1,7 +1,7 @@
 """SparseRule: by which method `--sparse` selects tokens, and how many of them.
 
-The table `METHODS` has one row per method. No torch is imported, so that settings are read without
-loading it.
+The table `METHODS` has one row per method. This module does not import torch, so settings are
+read without loading torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beamwright.registry import LAB_HINT
 # key's score.
 PAGE, COARSE_PAGE = 4, 16
 
-# For methods that score pages first: number of keys that are then scored per selected token.
+# Number of keys in the best pages that are scored per selected token, if pages are scored first.
 CANDIDATES = 4
 
 # Number of queries before the newest one from which the next query is predicted.
@@ -39,8 +39,8 @@ class Method:
         rehearsal). "predicted" is a query predicted from earlier tokens (AsyncSpade).
     scores: what is scored: all keys, pages by their bounds (Quest), or both: pages first, then the
         keys of the best pages.
-    weigh: the weights of earlier queries, for another reading of AsyncSpade's equations; None for
-        `predict.weigh`.
+    weigh: function that weighs earlier queries, for another reading of AsyncSpade's equations;
+        None for `predict.weigh`.
     pack: number of consecutive layers whose tokens are selected and copied together, for predicted
         queries (AsyncSpade, section 4.3).
     share: number of consecutive layers that use the selection of the first of them (IndexShare).

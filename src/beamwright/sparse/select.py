@@ -28,7 +28,7 @@ from beamwright.plan.sparse import RECENT, SINKS
 from beamwright.sparse.rule import CANDIDATES, PAGE, SparseRule
 
 _COLUMN_MULTIPLE = (
-    32  # whole vector registers of any CPU, so that elementwise functions round in one way
+    32  # fills vector registers of any CPU, so that elementwise functions round in one way
 )
 _FORCED = 2**31 - 1  # larger than the bits of any float, so forced columns are chosen first
 _STEPS = 15  # steps between the smallest and the largest number of 4 bits
@@ -313,8 +313,8 @@ class Selector:
         guess, scores, foreseen: see `scores`; they contain all rows.
 
         Return columns [rows, sets, count], and the log-sum-exp of the scores of all tokens that
-        were not selected [rows, sets, group]. Pages whose keys were not scored enter it with their
-        upper bound. It is None if queries are estimated.
+        were not selected [rows, sets, group]. Pages whose keys were not scored enter the sum with
+        their upper bound. The log-sum-exp is None if queries are estimated.
         """
         rows = token.classes[count]
         query, scores, foreseen = guess[rows], scores[rows], foreseen[rows]
@@ -341,7 +341,7 @@ class Selector:
     def _rest(self, scores: Tensor, chosen: Tensor) -> Tensor | None:
         """Return the log-sum-exp [rows, sets, group] of all scores except those of `chosen`.
 
-        chosen: units [rows, sets, count]. None if queries are estimated.
+        Return None if queries are estimated. chosen: units [rows, sets, count].
         """
         if self._rule.how.query != "own":
             return None

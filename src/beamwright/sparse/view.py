@@ -1,13 +1,13 @@
 """The attention view of sparse decoding: rows with long paths attend to selected tokens.
 
-A layer's tokens are selected (`CacheRank`) as soon as its queries are known or estimated. The
-method estimates them from the layer before, or from earlier tokens while the previous token is
-computed. A row's selection depends only on its path, not on other rows of the batch or on timing.
-Rows that see few tokens attend to all of them, bitwise equal to attention without `--sparse`.
+A layer's tokens are selected (`CacheRank`) as soon as its queries are known or estimated. Queries
+are estimated from the layer before, or from earlier tokens while the previous token is computed. A
+row's selection depends only on its path, not on other rows of the batch or on timing. Rows that see
+few tokens attend to all of them, bitwise equal to attention without `--sparse`.
 
 A row's last queries, from which the next ones are predicted, are attached to the segment that the
-row writes. They begin anew with each step, or continue those of the previous step. Saved searches
-do not contain them.
+row writes. These queries begin anew with each step, or continue those of the previous step. Saved
+searches do not contain queries.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Memory:
     """The queries of a row's newest tokens, from which the next query is predicted.
 
     queries: [tokens, heads, head_dim] for each layer, the newest last.
-    tokens: number of the step's tokens that were computed. It includes tokens beyond the step's
-        end. It also includes tokens that another row computed: a copy may begin with a part of its
-        sibling's step (FlashTTS's truncation).
+    tokens: number of the step's tokens that were computed, tokens beyond the step's end included.
+        So are tokens that another row computed: a copy may begin with a part of its sibling's step
+        (FlashTTS's truncation).
     """
 
     queries: dict[int, Tensor] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class SparseDecode(DecodeView):
         self.drop_rows(range(num_rows, len(self._live)))
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """Stop reading the KV of these rows. The next token's selections begin anew."""
+        """Stop reading the KV of these rows. All selections made so far are discarded."""
         gone = [row for row in rows if self._live[row]]
         for row in gone:
             self._live[row], self._memories[row] = False, Memory()
@@ -203,7 +203,7 @@ class SparseDecode(DecodeView):
         return token
 
     def _plan(self, ahead: int) -> Token:
-        """Compute how many tokens each row selects, for the current token or (1) the next."""
+        """Compute how many tokens each row selects, for the current token (0) or the next (1)."""
         places = self._tail.places + ahead
         device, budgets = self._store.compute_device, dict[int, list[int]]()
         at = places.tolist()
@@ -227,7 +227,8 @@ class SparseDecode(DecodeView):
     def _push_next(self, pack: range) -> None:
         """Start to select the next token's KV for a pack of layers.
 
-        As in the paper, this runs while later layers compute, and then those before the pack.
+        As in the paper, the selection runs while later layers and the next token's first layers are
+        computed.
         """
         self._next = self._next or self._plan(1)
         if self._next.classes:

@@ -1,6 +1,7 @@
 """Find the first difference between two search trees of one problem (`beamwright verify`).
 
-Digests of rounds, as in a receipt, tell the round; two whole trees tell the token.
+The round digests of a receipt suffice to find the first differing round. Two whole trees are needed
+to find the first differing token.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class TreeDifference:
     round: int
     lineage: Lineage  # the lineage without the problem id
     position: int | None = None  # position in the path; None unless the tokens differ
-    was: int | None = None  # the first tree's token id there; None if its step is shorter
-    now: int | None = None  # the second tree's token id there; None if its step is shorter
+    was: int | None = None  # the first tree's token id at `position`; None if its step is shorter
+    now: int | None = None  # the second tree's token id at `position`; None if its step is shorter
 
 
 def round_digests(tree: SearchTree) -> list[str]:
@@ -75,7 +76,7 @@ def find_first_difference(was: SearchTree, now: SearchTree) -> TreeDifference | 
 def _first_differing_token(one: Node, other: Node) -> tuple[int, int | None, int | None]:
     """Return the path position of the first differing token, and both token ids there.
 
-    An id is None if its step has already ended.
+    The id of a step that has already ended is None.
     """
     ids = one.token_ids, other.token_ids
     place = next((i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b), None)

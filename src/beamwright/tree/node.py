@@ -26,7 +26,7 @@ class StopReason(StrEnum):
 
     DELIMITER = "delimiter"  # the text contains the delimiter between steps
     STEP_LENGTH = "step_length"  # the step has the fixed length of a step
-    STEP_LIMIT = "step_limit"  # the step has the most tokens that a step may have
+    STEP_LIMIT = "step_limit"  # the step has as many tokens as the settings allow a step
     THOUGHT_END = "thought_end"  # the thought has ended, and an answer may follow
     EOS = "eos"
     STOP_STRING = "stop_string"
@@ -64,7 +64,8 @@ class Turn:
     """A user message that a strategy adds: after a reply, or as a prompt of its own."""
 
     text: str
-    answers: bool  # True: the next reply answers the problem; False: it comments on an answer
+    # True: the next reply answers the problem. False: that reply comments on an answer.
+    answers: bool
     # True: the message is a prompt of its own. Its replies read neither the problem's prompt nor
     # any other reply.
     alone: bool = False
@@ -87,7 +88,7 @@ class Node:
     # Statistics of the distributions that the tokens were sampled from, by name: one value per
     # token. Only what a verifier or strategy requests (`Traits.token_stats`) is present.
     stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    # The most likely tokens at each position, from the same distribution as `logprobs`. It is empty
+    # The most likely tokens at each position, from the same distribution as `logprobs`. Empty
     # unless `top_logprobs` is set.
     top: tuple[TopTokens, ...] = ()
     # Text of the whole reply up to the end of this step, from the prompt or the last turn on. If a
@@ -118,7 +119,7 @@ class Node:
     # True if the prompt ends with a start-of-thought mark that the user wrote, not the chat
     # template (root only).
     quoted: bool = False
-    greedy: bool = False  # True for a rollout: its tokens are the most likely ones, not sampled
+    greedy: bool = False  # True: a rollout, whose tokens are the most likely ones, not sampled ones
     round: int = 0  # the round that opened the node; 0 for the root, and rounds count from 1
     turn: Turn | None = None  # the user message, if the node is a turn
     # True while selection has not opened the node: it has a parent but is not in `children`.
@@ -250,7 +251,7 @@ class Node:
     def replies_to(self) -> Node:
         """The node that this step's reply answers: the root (prompt) or a turn.
 
-        For the root and for a turn it is the node itself.
+        For the root and for a turn, the value is the node itself.
         """
         return self if self.turn is not None or self._replied_node is None else self._replied_node
 

@@ -22,9 +22,9 @@ VERSION = 1
 def record_tree(tree: SearchTree) -> dict[str, Any]:
     """Return the record of a search that has ended, as JSON data.
 
-    Steps that were never decoded are left out, as after a deadline. Their siblings are renumbered
-    without gaps, because a replay needs consecutive child numbers. A score that is not finite
-    becomes null.
+    Steps that were never decoded, for example because of a deadline, are left out. The siblings of
+    such a step are renumbered without gaps, because a replay needs consecutive child numbers. A
+    score that is not finite becomes null.
     """
     lineages: dict[Node, tuple[int, ...]] = {tree.root: ()}
     num_children: Counter[Node] = Counter()

@@ -1,7 +1,8 @@
 """The search tree: expand, keep, finish and prune nodes, release their KV, and hash the tree.
 
 Ownership rule: a node owns the KV of its step. The KV is needed while the node or a descendant may
-still be extended or waits for its score. After that, `release_dead` returns the node exactly once.
+still be extended or waits for its score. Once the KV is not needed any more, `release_dead` returns
+the node, exactly once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from beamwright.tree.node import (
 
 T = TypeVar("T")
 _lineage = attrgetter("lineage")
-_LEAST_SHARED = 32  # tokens that prompts must have in common to share a node
+_LEAST_SHARED = 32  # minimum number of common first tokens for which prompts share a node
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
 
@@ -41,7 +42,7 @@ class SearchTree:
         self.root = Node((problem_id,), None, 0, NodeState.KEPT, tuple(prompt_ids))
         self.root.problem_text = problem_text
         self.rounds = 0  # number of completed rounds
-        self.done = False  # True once the strategy has ended the search
+        self.done = False  # True once the strategy has ended the search (`EndSearch`)
         # Why the search ended with fewer candidates than requested; None if it did not.
         self.reason_fewer: str | None = None
         # Nodes whose KV may still be needed. Tests compare them with the KV that is allocated.
@@ -60,7 +61,7 @@ class SearchTree:
     ) -> list[Node]:
         """Open `num_children` children of `node`, and return them.
 
-        Their ordinals follow the ordinals of the existing children.
+        The ordinals of new children follow those of the existing children.
 
         Args:
             greedy: the new children decode the most likely tokens.
@@ -97,9 +98,10 @@ class SearchTree:
         """Add a user turn after the reply that ends with `node`, and return the turn's node.
 
         Args:
-            node: a kept node with an ended reply.
-                The root for a turn that begins a prompt of its own (`Turn.alone`).
-            token_ids: all tokens between the end of that reply and the start of the next reply.
+            node: a kept node with an ended reply; the root for a turn that is a prompt of its own
+                (`Turn.alone`).
+            token_ids: all tokens between the end of the reply of `node` and the start of the next
+                reply.
         """
         (added,) = self.expand(node, 1)
         added.state, added.turn, added.token_ids, added.text = NodeState.KEPT, turn, token_ids, ""
@@ -107,7 +109,7 @@ class SearchTree:
         return added
 
     def ask_alone(self, prompts: Sequence[tuple[Turn, tuple[int, ...]]]) -> None:
-        """Add prompts of their own below the root, and open one reply to each.
+        """Add prompts below the root that do not continue its prompt, and open a reply to each.
 
         Prompts that begin with the same tokens share the nodes of these tokens, and thus their KV.
         Equal prompts are one node with several replies.
@@ -118,7 +120,7 @@ class SearchTree:
         self._ask_group(self.root, list(prompts))
 
     def _ask_group(self, parent: Node, prompts: Sequence[tuple[Turn, tuple[int, ...]]]) -> None:
-        """Add the rest of prompts whose earlier tokens are those of `parent`."""
+        """Add `prompts` below `parent`, without the tokens that the path to `parent` contains."""
         groups: dict[tuple[int, ...], list[tuple[Turn, tuple[int, ...]]]] = {}
         for turn, ids in prompts:
             groups.setdefault(ids[:_LEAST_SHARED], []).append((turn, ids))
@@ -170,7 +172,7 @@ class SearchTree:
         empty = node.state is NodeState.KEPT and states == {NodeState.PRUNED}
         _set_state(node, NodeState.PRUNED, empty or node.state is NodeState.FINISHED)
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node depth-first by child ordinal (lineage order)."""
@@ -230,7 +232,7 @@ class SearchTree:
     def ended(self) -> list[Node]:
         """Return the final candidates and the candidates with an ended path, in lineage order.
 
-        The latter count because selection may not have decided about them yet. Greedy rollouts and
+        Candidates count, because selection may not have decided about them yet. Greedy rollouts and
         comments on an answer are left out.
         """
         fresh = [n for n in self.candidates() if n.ended and n.answers and not n.greedy]
@@ -350,7 +352,7 @@ def step_line(node: Node) -> str:
 def repeated_tokens(tree: SearchTree) -> int:
     """Count tokens that another path of the same round has decoded too, after an equal prefix.
 
-    Decoding would save this many tokens if rows were computed only once while they are equal.
+    Decoding would save these tokens if equal rows were computed only once.
     """
     rounds: dict[int, list[Node]] = {}
     for node in tree.nodes():
