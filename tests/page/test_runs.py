@@ -9,7 +9,14 @@ from pydantic import TypeAdapter
 
 from beamwright.engine.decisions import store_answers
 from beamwright.errors import InputError
-from beamwright.page.runs import Event, begin, end, read_runs, with_unique_ids, write_tree_page
+from beamwright.page.runs import (
+    Event,
+    begin_event,
+    end_event,
+    read_runs,
+    with_unique_ids,
+    write_tree_page,
+)
 from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
@@ -162,9 +169,9 @@ def exported(*events, version=1):
 
 
 def test_what_the_page_exported_while_it_grew_has_an_end(tmp_path):
-    first = begin("a", {"problem": "p", **ABOUT})
+    first = begin_event("a", {"problem": "p", **ABOUT})
     (tmp_path / "run.json").write_text(exported(first))
-    assert read_runs(tmp_path / "run.json") == [[first, end("saved")]]
+    assert read_runs(tmp_path / "run.json") == [[first, end_event("saved")]]
 
 
 DATA = '<script type="application/json" id="data">'
@@ -182,7 +189,7 @@ DATA = '<script type="application/json" id="data">'
         (f"{DATA}{exported({'event': 'begin'})}</script>", "damaged run"),
         (exported(version=2), "version 2"),
         (exported(), "begin event"),
-        (exported(end("saved")), "begin event"),
+        (exported(end_event("saved")), "begin event"),
         (exported({"event": "begin", "id": 5}), "damaged run"),
         ('{"prompt_tokens": 3}', "neither"),
         ('{"format": "beamwright checkpoint"}', "version"),
@@ -207,7 +214,7 @@ def test_files_and_folders_that_are_not_there_are_named(write_page, searched, tm
 
 def test_ids_are_told_apart_and_stand_in_an_address():
     def run(name):
-        return [begin(name, {"problem": "p", **ABOUT}), end("saved")]
+        return [begin_event(name, {"problem": "p", **ABOUT}), end_event("saved")]
 
     runs = with_unique_ids([run("a"), run("a"), run("a-2"), run("../b c/d"), run("..")])
     assert [each[0]["id"] for each in runs] == ["a", "a-2", "a-2-2", "-b-c-d", "run"]

@@ -9,9 +9,9 @@ import pytest
 import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
-from beamwright.serve.answers import final_text, held_back, token_logprobs
+from beamwright.serve.answers import final_text, token_logprobs, unchanging_prefix
 from beamwright.serve.body import ApiError
-from beamwright.serve.job import SearchJob, Told
+from beamwright.serve.job import ReplyText, SearchJob
 from beamwright.solver.solution import Solution
 from beamwright.tree import NodeState, SearchTree, StopReason
 from tables import beside
@@ -58,12 +58,12 @@ def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, f
     tree = grown()
     for steps in (first, second):
         extended(tree, tree.root, *steps)
-    assert final_text(tree) == Told(*final)
+    assert final_text(tree) == ReplyText(*final)
 
 
 @pytest.mark.parametrize(("text", "stops", "held"), CASES["held"])
 def test_what_may_yet_change_is_held_back(text, stops, held):
-    assert held_back(text, stops) == held
+    assert unchanging_prefix(text, stops) == held
 
 
 # --- options drawn at random: whatever is asked for, nothing is taken back --------------------

@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 
 from beamwright.serve import endpoint
-from beamwright.serve.answers import calls_of
+from beamwright.serve.answers import split_tool_calls
 from served import ASKED, PATIENCE, Gate, text_of
 from tables import beside
 
@@ -294,8 +294,8 @@ def test_an_agent_s_loop(serve, monkeypatch):
     server = serve(search={"chat_template": SHOWS_TOOLS})
     calls = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     monkeypatch.setattr(
-        "beamwright.serve.answers.calls_of",
-        lambda text: calls_of(f"Let me add. {calls}" if len(messages) == 1 else text),
+        "beamwright.serve.answers.split_tool_calls",
+        lambda text: split_tool_calls(f"Let me add. {calls}" if len(messages) == 1 else text),
     )
     messages = [{"role": "user", "content": "1+2?"}]
     fields = {"model": "tiny", "messages": messages, "tools": TOOLS, "seed": 1}

@@ -9,7 +9,7 @@ from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
-from beamwright.serve.answers import calls_of
+from beamwright.serve.answers import split_tool_calls
 from beamwright.serve.body import ApiError, AsciiJSON, parsed
 from beamwright.serve.chat import ChatFields, conversation
 from beamwright.serve.endpoint import event
@@ -103,9 +103,9 @@ def test_what_is_told_as_a_call_can_be_sent_back_and_the_rest_is_text(
 ):
     text = f"<tool_call>\n{call}\n</tool_call>"
     if arguments is None:
-        assert calls_of(text) == (text, [])
+        assert split_tool_calls(text) == (text, [])
         return
-    said, calls = calls_of(f"Let me see. {text}\n{text}")
+    said, calls = split_tool_calls(f"Let me see. {text}\n{text}")
     assert said == "Let me see."
     assert [each["function"] for each in calls] == [{"name": "f", "arguments": arguments}] * 2
     assert calls[0]["id"] != calls[1]["id"]

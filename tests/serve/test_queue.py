@@ -11,7 +11,7 @@ from beamwright.errors import Cancelled
 from beamwright.serve import endpoint
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.chat import ChatEndpoint
-from beamwright.serve.job import Told
+from beamwright.serve.job import ReplyText
 from beamwright.solver.handle import Handle
 from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
@@ -197,7 +197,7 @@ def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(served
     def say(handle, report):
         hear(handle, report)
         job = next(iter(served.queue.jobs.values()))
-        loop.call_soon_threadsafe(setattr, job, "told", Told(said="\u0001never said"))
+        loop.call_soon_threadsafe(setattr, job, "told", ReplyText(said="\u0001never said"))
 
     monkeypatch.setattr(Handle, "_report_round", say)
     events = served.stream(seed=1)

@@ -17,7 +17,7 @@ from beamwright.plan import machines
 from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
-from beamwright.solver import memory, settled
+from beamwright.solver import auto_settings, memory
 from beamwright.solver.memory import ModelBytes, memory_needed, plan_memory
 from engines import PROBLEM, assert_nothing_allocated
 
@@ -138,9 +138,9 @@ def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, total, ba
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     measured = replace(find_profile("epyc-2core"), name="measured")
     monkeypatch.setattr(machines, "find_profile", {"measured": measured}.__getitem__)
-    found = settled.machine_profile("cuda:0")
+    found = auto_settings.machine_profile("cuda:0")
     assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, total)
-    assert settled.machine_profile("cpu") == measured
+    assert auto_settings.machine_profile("cpu") == measured
 
 
 MUCH_KV = "llama,layers=2,hidden=32,heads=8,kv_heads=8,head_dim=64,intermediate=32,vocab=64"
@@ -177,7 +177,7 @@ def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
     beside = memory_needed((hybrid, None), (GIB, 0), 16, in_place=True)
     plan = plan_memory(MemorySettings(memory=beside), hybrid, None, 16, in_place=True)
     assert plan.kv_bytes >= GIB
-    needs = memory.path_needs(Settings(), [hybrid], 100)
+    needs = memory.longest_path_bytes(Settings(), [hybrid], 100)
     assert needs[0] >= 2 * hybrid.state, "its own, and its parent's"
 
 

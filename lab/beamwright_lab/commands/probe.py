@@ -12,9 +12,9 @@ from rich.console import Console
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
     add_row,
-    complain,
     figures_table,
     first_import,
+    print_error_line,
     print_json,
     quiet_stdout,
 )
@@ -62,7 +62,9 @@ def probe(
     for name in ("steps", "answers"):
         add_row(table, name, *(_shown(report[name][figure]) for figure in _FIGURES))
     Console().print(table)
-    complain(f"{out}: trained on {report['problems']['trained']} problems; --verifier probe:{out}")
+    print_error_line(
+        f"{out}: trained on {report['problems']['trained']} problems; --verifier probe:{out}"
+    )
 
 
 def _train(solver: Any, paths: Sequence[FinishedPath], out: Path) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import beamwright
-from beamwright.cli.output import INTERRUPTED, complain
+from beamwright.cli.output import INTERRUPTED, print_error_line
 from beamwright.errors import BeamwrightError
 from beamwright.io import installed_entry_points
 
@@ -82,7 +82,7 @@ def make_app() -> typer.Typer:
             """
             if args[0] in rows:
                 everything = ctx.resilient_parsing or _HELP_ALL in _before_dashes(args)
-                self.add_command(_loaded(args[0], rows[args[0]], everything), args[0])
+                self.add_command(_import_command(args[0], rows[args[0]], everything), args[0])
                 args = ["--help" if everything and word == _HELP_ALL else word for word in args]
             return super().resolve_command(ctx, args)
 
@@ -95,7 +95,7 @@ def make_app() -> typer.Typer:
     return app
 
 
-def _loaded(name: str, row: _Row, everything: bool) -> Any:
+def _import_command(name: str, row: _Row, everything: bool) -> Any:
     """Import a command and return it with its options.
 
     everything: True if the command's help shows all options; False for the common ones.
@@ -140,23 +140,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from beamwright.declare import load_plugins
 
             for line in load_plugins(plugins):
-                complain(line)
+                print_error_line(line)
         # The arguments have options but no command. None of these options takes a value.
         if all(word.startswith("-") for word in words):
             words = ["--help" if word == _HELP_ALL else word for word in words]
         result = make_app()(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
+        print_error_line("interrupted")
         return INTERRUPTED
     except BeamwrightError as error:  # raised by a plugin; `guard` handles errors of commands
-        complain(f"error: {error}")
+        print_error_line(f"error: {error}")
         return error.exit_code
     except Exception as error:
         # typer's usage errors share no public base class, but all have `format_message`.
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        complain(f"error: {_hint(error) or describe().replace('Value error, ', '')}")
+        print_error_line(f"error: {_hint(error) or describe().replace('Value error, ', '')}")
         return _USAGE_ERROR
     return result if isinstance(result, int) else 0
 
@@ -168,12 +168,12 @@ def _hint(error: Exception) -> str:
     """
     flag = getattr(error, "option_name", None)
     if flag is not None:
-        from beamwright.cli.options import meant_by
+        from beamwright.cli.options import suggest_flags
 
         context = getattr(error, "ctx", None)
         params = [] if context is None else context.command.params
         offered = [flag for param in params for flag in param.opts]
-        return f"No such option: {flag}. {meant_by(flag, offered)}".rstrip()
+        return f"No such option: {flag}. {suggest_flags(flag, offered)}".rstrip()
     from beamwright.config import removed_options
 
     value = " ".join(str(getattr(error, "format_message", str)()).split("'")[1:4:2])

@@ -13,7 +13,7 @@ from rich.console import Console
 from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import first_import, print_json
-from beamwright.cli.solve import print_solution, watching
+from beamwright.cli.solve import print_solution, progress_callback
 from beamwright.config import Settings
 
 PROBLEM = (
@@ -34,7 +34,7 @@ def demo(
     settings = Settings.build(n=16, width=4, seed=seed, **{"dtype": "float32", **invocation.given})
     console = Console() if sys.stdout.isatty() and not invocation.as_json else None
     status = Status()
-    with watching(console, PROBLEM, status, as_lines=False) as on_round:
+    with progress_callback(console, PROBLEM, status, as_lines=False) as on_round:
         with first_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
 

@@ -20,7 +20,14 @@ from rich.table import Column, Table
 
 from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
-from beamwright.cli.output import add_row, complain, first_import, plain, print_json, quiet_stdout
+from beamwright.cli.output import (
+    add_row,
+    first_import,
+    plain,
+    print_error_line,
+    print_json,
+    quiet_stdout,
+)
 from beamwright.cli.solve import write_page
 from beamwright.cores import num_cores
 from beamwright.errors import BeamwrightError, InputError
@@ -113,7 +120,7 @@ def evaluate(
         with suppress(BeamwrightError):  # loading the model raises this error again
             if note is not None:
                 check_models(model)
-                complain(note)
+                print_error_line(note)
     # With a remote cluster this process's cores are idle, so the answer checker may use them.
     alone = cluster is None or cluster.address is None
     most = 2 if alone else max(2, min(_MOST_CHECKERS, num_cores() - 1))
@@ -121,7 +128,7 @@ def evaluate(
         work = _Evaluation(problem_set, out, together, trees or 0, checker, cluster, paths)
         if advise:
             said = work.advice(recipe.runs)
-            print_json(said) if invocation.as_json else Console().print(*_advised(said))
+            print_json(said) if invocation.as_json else Console().print(*_advice_parts(said))
             return
         reports = [work.report(named) for named in recipe.runs]
     several = recipe.runs[0].name is not None
@@ -167,7 +174,7 @@ class _Evaluation:
         except InputError as error:
             raise InputError(f"setting {name}: {error}") from error
         except BeamwrightError as error:
-            complain(f"setting {name}: {error}")
+            print_error_line(f"setting {name}: {error}")
             return {"name": name, "error": str(error), "settings": settings.model_dump(mode="json")}
 
     def advice(self, runs: Sequence[NamedSettings]) -> dict[str, Any]:
@@ -208,13 +215,13 @@ class _Evaluation:
         pages = {each.unique_id: out / "trees" / f"{each.index:04d}.html" for each in first if out}
         status = Status()
         with quiet_stdout(), _bar() as bar, ExitStack() as stack:
-            tally = _Tally(bar, prefix, status)
+            tally = _AccuracyBar(bar, prefix, status)
             solve_many = partial(self._solve_many, settings, pages, stack, status)
             try:
                 work = self.problem_set, solve_many, settings, self.checker, out
                 return run(*work, paths=self.paths, on_record=tally), tally.records
             except KeyboardInterrupt:
-                complain(tally.so_far(out))
+                print_error_line(tally.so_far(out))
                 raise
 
     def _solve_many(
@@ -268,7 +275,7 @@ def _write_tree(file: Path, solution: Solution) -> None:
 # --- progress --------------------------------------------------------------------------------
 
 
-class _Tally:
+class _AccuracyBar:
     """Progress bar of an evaluation, with the accuracy so far. Call it with every new record.
 
     prefix: text that precedes the bar's description.
@@ -330,7 +337,7 @@ def _table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _advised(said: Mapping[str, Any]) -> Iterator[Any]:
+def _advice_parts(said: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the printed advice: a table at equal tokens, one at equal seconds, and a summary.
 
     The summary includes the noise of the scores if this noise is known.

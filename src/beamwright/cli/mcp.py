@@ -20,10 +20,10 @@ from pydantic import ValidationError
 import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
-    complain,
     first_import,
     needs_extra,
     one_line,
+    print_error_line,
     print_json,
     quiet_stdout,
 )
@@ -126,7 +126,7 @@ def mcp(
         print_json({"url": url})
         sys.stdout.flush()
     else:
-        complain(f"MCP server at {url}. Stop with Ctrl-C.")
+        print_error_line(f"MCP server at {url}. Stop with Ctrl-C.")
     run_app(server.streamable_http_app(), listening, "critical")
 
 
@@ -145,7 +145,7 @@ async def _answered(read: Any, write: Any) -> AsyncIterator[Any]:
                 continue
             first, number = message.errors()[0], None
             with suppress(ValueError, TypeError, KeyError, RecursionError):
-                # The SDK rejects lone surrogates, but Python's parser accepts them.
+                # The SDK rejects JSON with lone surrogates; Python's parser accepts it.
                 given = first["input"]
                 number = (given if isinstance(given, dict) else json.loads(given))["id"]
             number = number if type(number) in (int, str) else None

@@ -215,7 +215,7 @@ def _of_field(
 ) -> tuple[Any, Any]:
     """Return the type and the option of a field: a setting, or a declared option."""
     flag, metavar = flag_of(name), option_extra(field, "metavar")
-    # If the field has a parser, leave the value of the option as a string.
+    # If the field has a parser, pass the option's value to this parser as a string.
     parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
     kind = str if parsed else _plain_type(field.annotation)
     # A boolean has two flags, so that the command line can override a recipe in both directions.
@@ -303,7 +303,7 @@ def _print_strategies() -> None:
     Console().print(table)
 
 
-def meant_by(flag: str, offered: Collection[str]) -> str:
+def suggest_flags(flag: str, offered: Collection[str]) -> str:
     """Return a hint with the options that are most similar to an unknown one; "" if none is.
 
     Options with the same words are preferred to options with similar letters.

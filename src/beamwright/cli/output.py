@@ -82,7 +82,7 @@ def short_number(number: float) -> str:
     return f"{number:.2f}" if number else "0"
 
 
-def complain(line: str) -> None:
+def print_error_line(line: str) -> None:
     """Print `line` to standard error as one line of at most `LONGEST_LINE` characters."""
     typer.echo(f"beamwright: {one_line(line):.{LONGEST_LINE}}", err=True)
 
@@ -118,7 +118,7 @@ def guard(debug: bool) -> Iterator[None]:
             line = f"internal error: {what}. Use --debug for the traceback"
         if debug:
             traceback.print_exception(error, file=sys.stderr)
-        complain(line)
+        print_error_line(line)
         # `from None`, because `contextmanager` misreads an exception whose cause is a
         # StopIteration.
         raise typer.Exit(code) from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from beamwright.cli.options import DEBUG, JSON, option
-from beamwright.cli.output import complain, guard, needs_extra, one_line, print_json
+from beamwright.cli.output import guard, needs_extra, one_line, print_error_line, print_json
 from beamwright.errors import InputError
 from beamwright.io import check_writable
 
@@ -48,7 +48,7 @@ def report(
         runs = [run for folder in folders for run in find_runs(folder)]
         pngs, missing = write_report(runs, page, title, png=png)
         if missing is not None:  # a package is missing for PNG files; the page is complete
-            complain(missing)
+            print_error_line(missing)
         if as_json:
             named = [{"name": run.name, **run.summary} for run in runs]
             print_json({"page": str(page), "png": [*map(str, pngs)], "runs": named})
@@ -93,7 +93,7 @@ def view(
                 print_json({"address": address, "runs": [_shown(run) for run in runs]})
             else:
                 typer.echo(address)
-                complain(f"showing {len(runs)} saved searches. Stop with Ctrl-C.")
+                print_error_line(f"showing {len(runs)} saved searches. Stop with Ctrl-C.")
             if browser and not as_json:
                 webbrowser.open(address)
             run_app(app, listener, "error")

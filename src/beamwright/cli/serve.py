@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import complain, first_import, needs_extra, print_json, quiet_stdout
+from beamwright.cli.output import (
+    first_import,
+    needs_extra,
+    print_error_line,
+    print_json,
+    quiet_stdout,
+)
 from beamwright.errors import InputError, format_bytes
 from beamwright.io import read_text
 from beamwright.verify.find import check_models
@@ -81,7 +87,7 @@ def serve(
         _set_up_log(as_json=log_json)
         address, port = listening.getsockname()[:2]
         if not keys and address != "::1" and not address.startswith("127."):
-            complain(
+            print_error_line(
                 f"anyone who reaches {address}:{port} can use the server. Set --api-keys FILE."
             )
         solver = _engine(invocation.settings, invocation.cluster)
@@ -103,7 +109,7 @@ def serve(
             kv = f"; {format_bytes(held[0])} of KV" if held else ""
             if solver.roster is not None:
                 kv = f"; replicas: {solver.roster.wanted}{kv}"
-            complain(f"serving {name} at {url} (API: {url}/v1{kv}). Stop with Ctrl-C.")
+            print_error_line(f"serving {name} at {url} (API: {url}/v1{kv}). Stop with Ctrl-C.")
 
         server = Server(Guard(make_app(queue), limits, hosts, keys), queue)
         started()

@@ -16,9 +16,9 @@ from rich.text import Text
 from beamwright.cli.live import LiveTree, Status, round_line, write_picture
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
-    complain,
     first_import,
     one_line,
+    print_error_line,
     print_json,
     printable,
     quiet_stdout,
@@ -70,7 +70,7 @@ def solve(
     files = {name: file for name, file in views.items() if file is not None}
     for name, file in files.items():
         check_writable(file, f"--{name} ")
-    settings = _settled(invocation.settings, resume, measures=prompt_tokens is not None)
+    settings = _with_defaults(invocation.settings, resume, measures=prompt_tokens is not None)
     if record_tree is not None and not strategy_row(settings.search).by_level:
         raise InputError(
             f"--record-tree does not support --search {settings.search.search}: "
@@ -84,7 +84,7 @@ def solve(
 
         timeline = Timeline()
     title = text or ("(resumed)" if resume else f"({prompt_tokens} synthetic tokens)")
-    with watching(console, title, status, as_lines=bool(progress)) as on_round:
+    with progress_callback(console, title, status, as_lines=bool(progress)) as on_round:
         with first_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
 
@@ -99,7 +99,7 @@ def solve(
         except InputError as error:
             if stopped is None:
                 raise
-            complain(f"error: {error}")
+            print_error_line(f"error: {error}")
     if stopped is not None:
         raise stopped
 
@@ -163,7 +163,7 @@ def _problem_text(
     return text
 
 
-def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Settings:
+def _with_defaults(settings: Settings, resume: Path | None, *, measures: bool) -> Settings:
     """Return the settings with the default strategy and verifier filled in.
 
     Prints a note if the default strategy is a majority vote.
@@ -181,12 +181,12 @@ def _settled(settings: Settings, resume: Path | None, *, measures: bool) -> Sett
         check_models(settings.model)
     note = vote_note(settings)
     if note is not None:
-        complain(note)
+        print_error_line(note)
     return with_strategy_and_verifier(settings)
 
 
 @contextmanager
-def watching(
+def progress_callback(
     console: Console | None, title: str, status: Status, *, as_lines: bool
 ) -> Iterator[RoundCallback | None]:
     """Yield the round callback that shows progress; None to show no progress.
@@ -218,7 +218,7 @@ def print_solution(
         candidates = solution.to_json()["candidates"]
         answers = Counter(each["answer"] for each in candidates if each["answer"] is not None)
         stated = ", ".join(f"{one_line(answer)} ({n})" for answer, n in answers.most_common(5))
-        complain(
+        print_error_line(
             f"the search failed after {len(candidates)} candidates had finished; "
             f"their answers: {stated or 'none'}"
         )
@@ -235,11 +235,11 @@ def print_solution(
     else:
         typer.echo(one_line(solution.answer))
     for warning in solution.warnings:
-        complain(f"warning: {warning}")
+        print_error_line(f"warning: {warning}")
     if not as_json:
         typer.echo(accounting(solution), err=True)
         if stopped is None and solution.reason_fewer:
-            complain(solution.reason_fewer)
+            print_error_line(solution.reason_fewer)
 
 
 def accounting(solution: Solution) -> str:

@@ -19,9 +19,9 @@ import typer
 from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
 from beamwright.cli.output import (
     LONGEST_LINE,
-    complain,
     first_import,
     one_line,
+    print_error_line,
     print_json,
     quiet_stdout,
 )
@@ -130,7 +130,7 @@ def verify(
     if invocation.as_json:
         print_json(report.content())
     else:
-        complain(report.summary())
+        print_error_line(report.summary())
     if report.parted:
         raise typer.Exit(1)
 
@@ -148,14 +148,14 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
         InputError: if there is no receipt, or none of `problem`; the message names the file.
     """
     if run.is_dir() or run.suffix == ".jsonl":
-        yield from _of_folder(run, limit, problem)
+        yield from _claims_in_folder(run, limit, problem)
         return
     if limit is not None or problem is not None:
         raise InputError(f"{run}: --limit and --problem need a folder of `eval --out`")
     content = read_json_object(run, "JSON with a receipt")
     form, searches = str(content.get("format")), content.get("search")
     if form == "beamwright checkpoint":
-        yield _of_checkpoint(run, content)
+        yield _claim_of_checkpoint(run, content)
     elif form.startswith("beamwright receipt"):  # a receipt without an answer
         yield _claim(str(run), content, {})
     elif not isinstance(searches, dict | list):
@@ -169,7 +169,7 @@ def read_claims(run: Path, limit: int | None = None, problem: str | None = None)
             yield _claim(place, each.get("receipt"), {**each, **_message(content)})
 
 
-def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Claim]:
+def _claims_in_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Claim]:
     file = run / "results.jsonl" if run.is_dir() else run
     if not file.exists():
         raise InputError(f"{file}: no such file. Give a folder of `eval --out`.")
@@ -184,7 +184,7 @@ def _of_folder(run: Path, limit: int | None, problem: str | None) -> Iterator[Cl
         yield _claim(f"{file}, {name}", records[name].receipt, asdict(records[name]))
 
 
-def _of_checkpoint(file: Path, content: Mapping[str, Any]) -> Claim:
+def _claim_of_checkpoint(file: Path, content: Mapping[str, Any]) -> Claim:
     from beamwright.saved.checkpoint import ENDED, read_checkpoint
 
     tree, ended = read_checkpoint(file).tree, content.get(ENDED)
@@ -396,7 +396,7 @@ class _Report:
         return self.solver.exact and all(claim.receipt.exact for claim in self.claims)
 
     @property
-    def promised(self) -> str:
+    def promise_sentence(self) -> str:
         """A sentence on whether these runs must have equal trees (docs/concepts/sameness.md)."""
         settings = self.solver.settings.model
         loose = settings.device.startswith("cuda") and not settings.deterministic
@@ -418,7 +418,7 @@ class _Report:
         """Return all results as one line."""
         changed = "".join(f", {flag_of(name)} {value}" for name, value in self.given.items())
         left = f", {len(self.skipped)} cannot be repeated" if self.skipped else ""
-        return f"{self.equal} of {len(self.claims)} equal{changed}{left}; {self.promised}"
+        return f"{self.equal} of {len(self.claims)} equal{changed}{left}; {self.promise_sentence}"
 
     def content(self) -> dict[str, Any]:
         """Return the content of `--json`."""
@@ -430,7 +430,7 @@ class _Report:
             "changed": self.given,
             "differs": self.differs,
             "exact": self.exact,
-            "promised": self.promised,
+            "promised": self.promise_sentence,
         }
 
 

@@ -112,7 +112,7 @@ class Roster:
     def replicas(self) -> list[Heartbeat]:
         """Return the live replicas in the order of their names, with their loads."""
         with self._lock:
-            alive, loads = sorted(self._alive.items()), self._loads()
+            alive, loads = sorted(self._alive.items()), self._count_loads()
         return [replace(heartbeat, candidates=loads[name]) for name, heartbeat in alive]
 
     # --- searches ----------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Roster:
     def ranked(self, names: Iterable[str]) -> list[str]:
         """Sort names of replicas by load, the smallest first."""
         with self._lock:
-            loads = self._loads()
+            loads = self._count_loads()
         return sorted(names, key=lambda name: (loads[name], name))
 
     def add(self, given: SearchRequest) -> None:
@@ -140,7 +140,7 @@ class Roster:
         with self._lock:
             self._given.pop(given.id, None)
 
-    def _loads(self) -> Counter[str | None]:
+    def _count_loads(self) -> Counter[str | None]:
         """Return the number of candidates per replica; waiting searches count under None."""
         loads: Counter[str | None] = Counter()
         for given in self._given.values():

@@ -225,7 +225,7 @@ class ClusterSolver:
         default = ProblemSettings.of(settings, UserParts())
         self.codec, self.context, vocab = _load_tokenizer(settings)
         self.settings = with_system_prompt(default.settings, self.codec)
-        self._default = default.settled(self.settings)
+        self._default = default.with_settings(self.settings)
         self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
         self.roster, self._in_flight = Roster(), in_flight
         self._searches: dict[RemoteSearch, Handle] = {}
@@ -405,12 +405,12 @@ class ClusterSolver:
         self.roster.remove(search.given)
         del self._searches[search]
         if task.cancelled():  # possibly before it began, so that it has no outcome
-            handle.settle(Cancelled())
+            handle.set_outcome(Cancelled())
         else:
-            handle.settle(task.exception() or task.result())
+            handle.set_outcome(task.exception() or task.result())
 
     async def _update_roster(self) -> None:
-        """Update the roster with the replicas that are alive."""
+        """Ask all replicas for a heartbeat, and update the roster with those that answer."""
         self.roster.update(await self.serving.broadcast("heartbeat"))
 
     async def _poll_replicas(self) -> None:

@@ -112,7 +112,7 @@ class End(TypedDict):
 Event = Begin | RoundEvent | End
 
 
-def begin(run_id: str, about: Mapping[str, Any], started: float | None = None) -> Begin:
+def begin_event(run_id: str, about: Mapping[str, Any], started: float | None = None) -> Begin:
     """Return the first event of a run.
 
     about: problem, model, method, n, width and seed.
@@ -120,7 +120,7 @@ def begin(run_id: str, about: Mapping[str, Any], started: float | None = None) -
     return {"event": "begin", "id": run_id, "started": started, **about}  # type: ignore[typeddict-item]
 
 
-def end(state: EndState, **known: Any) -> End:
+def end_event(state: EndState, **known: Any) -> End:
     """Return the last event of a run.
 
     known: values of the event; other values are None or empty.
@@ -229,7 +229,7 @@ def saved_run(
     def shown_in(step: StepEvent) -> int:
         return max(1, step.get("round", 0))  # the prompt is shown with round 1
 
-    events: list[Event] = [begin(run_id, about)]
+    events: list[Event] = [begin_event(run_id, about)]
     num_tokens, ordered = 0, sorted(steps, key=shown_in)
     for number, group in groupby(ordered, key=shown_in):
         nodes = list(group)
@@ -239,7 +239,7 @@ def saved_run(
             "event": "round", "round": number, "nodes": nodes, "tokens": num_tokens,
             "elapsed_s": when_s,
         })  # fmt: skip
-    return [*events, end("saved", elapsed_s=elapsed_s, **known)]
+    return [*events, end_event("saved", elapsed_s=elapsed_s, **known)]
 
 
 _PARTS = Path(__file__).parent / "web"
@@ -263,7 +263,7 @@ def page_part(name: str) -> str:
     return (_PARTS / name).read_text(encoding="ascii")
 
 
-def filled_page(head: str, scripts: str, *, title: str, problem: str = "", answer: str = "") -> str:
+def fill_page(head: str, scripts: str, *, title: str, problem: str = "", answer: str = "") -> str:
     """Return the page's HTML template with its placeholders filled.
 
     head, scripts: markup.
@@ -307,7 +307,7 @@ def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> s
     # script.
     data = json.dumps(run, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     script = "\n".join(_MODULE_WORDS.sub("", page_part(f"{name}.js")) for name in _SCRIPTS)
-    page = filled_page(
+    page = fill_page(
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f"<style>\n{page_part('page.css')}</style>",
         f'<script type="application/json" id="data">{data}</script>\n'
@@ -403,7 +403,7 @@ def _exported_events(path: Path, saved: Mapping[str, Any], *, named: bool) -> li
     if not named:
         events[0]["id"] = path.stem
     if events[-1]["event"] != "end":  # the run was exported before its search ended
-        events.append(end("saved"))
+        events.append(end_event("saved"))
     return events
 
 

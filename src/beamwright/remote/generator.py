@@ -169,7 +169,7 @@ class RemoteGenerator:
             self._work.join()
             self._work = None
 
-    def fault(self) -> str | None:
+    def find_fault(self) -> str | None:
         """Check that the server answers; return None, or the error as text. Thread-safe."""
         if self._work is None:
             return None

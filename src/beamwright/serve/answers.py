@@ -24,7 +24,7 @@ from typing import Any
 from beamwright.engine.endings import cut_before
 from beamwright.models.tokenizer import TextCodec
 from beamwright.serve.body import ApiError, read_arguments, strict_json
-from beamwright.serve.job import SearchJob, Told
+from beamwright.serve.job import ReplyText, SearchJob
 from beamwright.solver.solution import Candidate
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopReason
 
@@ -38,19 +38,19 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's value for a token without probability
 _BROKEN = "\ufffd"  # decoded from the first bytes of an incomplete character
 
 
-def as_text(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> Told:
+def raw_reply(node: Node, codec: TextCodec | None, stops: Sequence[str]) -> ReplyText:
     """Return the reply that ends in `node` as one raw text, with thoughts and their markers.
 
     If a stop string in `stops` ended the reply, the text ends before this string.
     """
     steps = node.reply()
     if codec is None or not any(step.thought for step in steps):
-        return Told(said=node.text)
+        return ReplyText(said=node.text)
     text = codec.decode([token for step in steps for token in step.token_ids])
-    return Told(said=cut_before(text, stops if node.stop is StopReason.STOP_STRING else ()))
+    return ReplyText(said=cut_before(text, stops if node.stop is StopReason.STOP_STRING else ()))
 
 
-def told(node: Node) -> Told:
+def split_reply(node: Node) -> ReplyText:
     """Split the reply that ends in `node` into thought and answer.
 
     Text between two thoughts belongs to the answer, unlike in `Node.said`.
@@ -59,16 +59,16 @@ def told(node: Node) -> Told:
     for step in steps:
         piece = node.text[len(step.parent.text if step.parent else "") : len(step.text)]
         thought, said = (thought + piece, said) if step.thought else (thought, said + piece)
-    return Told(thought.strip(), said.lstrip() if steps and steps[0].thought else said)
+    return ReplyText(thought.strip(), said.lstrip() if steps and steps[0].thought else said)
 
 
 def final_text(
-    tree: SearchTree, stops: Sequence[str] = (), told: Callable[[Node], Told] = told
-) -> Told:
+    tree: SearchTree, stops: Sequence[str] = (), split: Callable[[Node], ReplyText] = split_reply
+) -> ReplyText:
     """Return the beginning of the reply that no later decision of the search can change.
 
     stops: strings that end an answer; a suffix that may begin a stop string is held back.
-    told: a function that returns the reply of a leaf, split into thought and answer.
+    split: a function that returns the reply of a leaf, split into thought and answer.
     """
     leaves: list[Node] = []
     waiting = [tree.root]
@@ -83,15 +83,15 @@ def final_text(
             waiting += children
         else:
             leaves.append(node)
-    thoughts, texts = zip(*map(told, leaves), strict=True) if leaves else ((), ())
-    thought = held_back(commonprefix(thoughts), ())  # noqa: RUF071 (texts, not file paths)
-    said = held_back(commonprefix(texts), stops)  # noqa: RUF071
+    thoughts, texts = zip(*map(split, leaves), strict=True) if leaves else ((), ())
+    thought = unchanging_prefix(commonprefix(thoughts), ())  # noqa: RUF071 (texts, not file paths)
+    said = unchanging_prefix(commonprefix(texts), stops)  # noqa: RUF071
     going = any(leaf.thinking and text for leaf, text in zip(leaves, thoughts, strict=True))
     settled = len(set(thoughts)) == 1 and not going
-    return Told(thought.rstrip(), said if settled else "")
+    return ReplyText(thought.rstrip(), said if settled else "")
 
 
-def held_back(text: str, stops: Sequence[str]) -> str:
+def unchanging_prefix(text: str, stops: Sequence[str]) -> str:
     """Return `text` without a suffix that later tokens may change.
 
     The removed suffix is an incomplete character, or the beginning of a stop string in `stops`.
@@ -116,7 +116,7 @@ def choices_of(job: SearchJob) -> list[Candidate]:
     return sorted(solution.candidates, key=rank)[: job.choices]
 
 
-def finish_of(candidate: Candidate) -> str:
+def finish_reason_of(candidate: Candidate) -> str:
     """Return the candidate's finish reason in OpenAI's terms: "stop" or "length"."""
     return "stop" if candidate.stop in COMPLETE_STOPS else "length"
 
@@ -134,7 +134,7 @@ def unsent_text(text: str, sent: str) -> str:
     return text[len(sent) :]
 
 
-def calls_of(text: str) -> tuple[str, list[dict[str, Any]]]:
+def split_tool_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Return a text without its tool calls, and the calls in OpenAI's format.
 
     The text has calls in Qwen's format. If a call is invalid JSON or has members other than its

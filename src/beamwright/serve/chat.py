@@ -27,7 +27,7 @@ from beamwright.serve.body import (
     read_arguments,
 )
 from beamwright.serve.endpoint import Endpoint, event
-from beamwright.serve.job import SearchJob, Told, without_rounds
+from beamwright.serve.job import ReplyText, SearchJob, without_rounds
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
 
@@ -189,22 +189,24 @@ class ChoicesEndpoint(Endpoint):
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
         """Build the fields of a chunk's choice that hold new content."""
 
-    def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
+    def reply_and_calls(
+        self, job: SearchJob, candidate: Candidate
+    ) -> tuple[ReplyText, list[dict[str, Any]]]:
         """Return a candidate's reply, split into thought and text, and its tool calls."""
         node = job.reply(candidate)[-1]
-        return answers.as_text(node, self.queue.solver.codec, job.stops), []
+        return answers.raw_reply(node, self.queue.solver.codec, job.stops), []
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
         """Return the log-probabilities of a choice; None if the request does not ask for them."""
         del job, candidate
         return None
 
-    def whole(self) -> dict[str, Any]:
+    def build_reply(self) -> dict[str, Any]:
         """Build the reply to a request without a stream; choices are in the order of the jobs."""
         choices = [
             {
                 "index": number * job.choices + index,
-                "finish_reason": answers.finish_of(candidate),
+                "finish_reason": answers.finish_reason_of(candidate),
                 "logprobs": self.logprobs(job, candidate),
                 **self.content(job, candidate),
             }
@@ -219,10 +221,10 @@ class ChoicesEndpoint(Endpoint):
             "search": facts[0] if len(facts) == 1 else facts,
         }
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def stream_events(self) -> AsyncIterator[bytes]:
         """Stream the jobs in order, each as soon as its text is final."""
         for number, job in enumerate(self.jobs):
-            offset, sent = number * job.choices, Told()
+            offset, sent = number * job.choices, ReplyText()
             if self.talks:
                 yield self._chunk(offset, ROLE)
             async for _ in job.changes():
@@ -240,7 +242,7 @@ class ChoicesEndpoint(Endpoint):
             )
 
     def _told(
-        self, index: int, sent: Told, now: Told, logprobs: dict[str, Any] | None = None
+        self, index: int, sent: ReplyText, now: ReplyText, logprobs: dict[str, Any] | None = None
     ) -> Iterator[bytes]:
         """Yield chunks with the parts of the thought and text in `now` that were not `sent` yet.
 
@@ -251,19 +253,19 @@ class ChoicesEndpoint(Endpoint):
         if (new := answers.unsent_text(now.said, sent.said)) or logprobs:
             yield self._chunk(index, {"content": new}, logprobs=logprobs)
 
-    def _ends(self, job: SearchJob, offset: int, sent: Told) -> Iterator[bytes]:
+    def _ends(self, job: SearchJob, offset: int, sent: ReplyText) -> Iterator[bytes]:
         """Yield the last chunks of a job: the rest of its first choice, its other choices, and
         the finish reason of each."""
         for index, candidate in enumerate(answers.choices_of(job), offset):
             if index > offset and self.talks:
                 yield self._chunk(index, ROLE)
-            now, calls = self.spoken(job, candidate)
-            before = sent if index == offset else Told()
+            now, calls = self.reply_and_calls(job, candidate)
+            before = sent if index == offset else ReplyText()
             yield from self._told(index, before, now, self.logprobs(job, candidate))
             if calls:
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 yield self._chunk(index, {"tool_calls": numbered})
-            finish = "tool_calls" if calls else answers.finish_of(candidate)
+            finish = "tool_calls" if calls else answers.finish_reason_of(candidate)
             facts = {"search": self.facts(job)} if index == offset else {}
             yield self._chunk(index, {}, finish, **facts)
 
@@ -283,7 +285,7 @@ class ChoicesEndpoint(Endpoint):
             if (self.fields.search or {}).get("events"):
                 yield self._chunk(index, {}, search=vars(summary))
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         """Build the event of an error in OpenAI's format."""
         return event(error.body)
 
@@ -342,11 +344,11 @@ class ChatEndpoint(ChoicesEndpoint):
             problem = replace(problem, tools=tools)
         limit = fields.max_completion_tokens or fields.max_tokens
         top = (fields.top_logprobs or 0) if fields.logprobs else None
-        return [self.queue.reader.job(fields, problem, limit, top_logprobs=top)]
+        return [self.queue.reader.make_job(fields, problem, limit, top_logprobs=top)]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """Build the message of a choice, and the finish reason if it has tool calls."""
-        told, calls = self.spoken(job, candidate)
+        told, calls = self.reply_and_calls(job, candidate)
         message: dict[str, Any] = {"role": "assistant", "content": told.said, "refusal": None}
         if told.thought and self.fields.shows_thoughts:
             message |= _thought(told.thought)
@@ -355,10 +357,12 @@ class ChatEndpoint(ChoicesEndpoint):
         message |= {"content": told.said or None, "tool_calls": calls}
         return {"message": message, "finish_reason": "tool_calls"}
 
-    def spoken(self, job: SearchJob, candidate: Candidate) -> tuple[Told, list[dict[str, Any]]]:
+    def reply_and_calls(
+        self, job: SearchJob, candidate: Candidate
+    ) -> tuple[ReplyText, list[dict[str, Any]]]:
         """Return a candidate's reply and its tool calls; no calls if the request has no tools."""
-        told = answers.told(job.reply(candidate)[-1])
-        said, calls = answers.calls_of(told.said) if self._tools else (told.said, [])
+        told = answers.split_reply(job.reply(candidate)[-1])
+        said, calls = answers.split_tool_calls(told.said) if self._tools else (told.said, [])
         return told._replace(said=said), calls
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
@@ -399,12 +403,12 @@ class CompletionsEndpoint(ChoicesEndpoint):
         # A remote generator returns the log-probability of the sampled token only, so do not
         # request those of other likely tokens.
         top = fields.logprobs if self.queue.solver.remote is None else None
-        return [reader.job(fields, RawPrompt(each), limit, "prompt", top) for each in given]
+        return [reader.make_job(fields, RawPrompt(each), limit, "prompt", top) for each in given]
 
     def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
         """Build a choice's text, with the token ids and log-probabilities that are requested."""
         fields, codec = self.fields, self.queue.solver.codec
-        text = self.spoken(job, candidate)[0].said
+        text = self.reply_and_calls(job, candidate)[0].said
         steps = job.reply(candidate)
         ids = [token for step in steps for token in step.token_ids]
         if fields.include_stop_str_in_output and candidate.stop == StopReason.STOP_STRING and codec:

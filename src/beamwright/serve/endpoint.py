@@ -38,7 +38,7 @@ class Endpoint(ABC):
     """Handler of one request: reads the body, begins the searches, and builds the reply.
 
     path: the route. takes: the pydantic model of the body. end: the last bytes of every stream.
-    An endpoint that never streams needs neither `parts` nor `failed`.
+    An endpoint that never streams needs neither `stream_events` nor `error_event`.
     """
 
     path: ClassVar[str]
@@ -60,10 +60,10 @@ class Endpoint(ABC):
         """Turn a body into search jobs; called in a thread. Raises ApiError for a bad body."""
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def build_reply(self) -> dict[str, Any]:
         """Build the reply to a request without a stream, once all jobs are done."""
 
-    def parts(self) -> AsyncIterator[bytes]:
+    def stream_events(self) -> AsyncIterator[bytes]:
         """Yield the encoded events of a stream while the jobs run; raise a failed job's error."""
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ class Endpoint(ABC):
         """Return the `search` object of a reply, an addition to OpenAI's format."""
         return search_facts(job, receipt=self.queue.receipts)
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         """Build the event that tells a client of an error in the middle of a stream."""
         raise NotImplementedError
 
@@ -87,16 +87,16 @@ class Endpoint(ABC):
         if self.streamed:
             return EventStream(self._events(), self._cancel)
         await self._finish(request)
-        return AsciiJSON(self.whole())
+        return AsciiJSON(self.build_reply())
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
-            async for part in _with_comments(self.parts()):
+            async for part in _with_comments(self.stream_events()):
                 yield part
         except Exception as error:
             if not isinstance(error, ApiError):
                 log.error("%s", self.jobs[0].id, exc_info=error)
-            yield self.failed(api_error(error))
+            yield self.error_event(api_error(error))
         finally:
             self._cancel()
         yield self.end

@@ -24,7 +24,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.io import nonfinite_as_null
-from beamwright.page.runs import EndState, Event, PageTree, begin, dotted, end, filled_page
+from beamwright.page.runs import (
+    EndState,
+    Event,
+    PageTree,
+    begin_event,
+    dotted,
+    end_event,
+    fill_page,
+)
 from beamwright.protocols import RoundReport
 from beamwright.search import STRATEGIES
 from beamwright.serve.body import AsciiJSON, parsed, read_body
@@ -148,7 +156,7 @@ class Feed:
 
     def begun(self, job: SearchJob) -> None:
         """Begin a run for a job that was submitted."""
-        first = begin(job.id, job.about, time.time())
+        first = begin_event(job.id, job.about, time.time())
         self._keep(SearchEvents(first, job, self._places))
 
     def round(self, job: SearchJob, report: RoundReport) -> None:
@@ -174,7 +182,7 @@ class Feed:
             # An unexpected exception's message is not for users, so show only its type.
             deliberate = isinstance(outcome, BeamwrightError)
             known["error"] = str(outcome) if deliberate else type(outcome).__name__
-        run.append(end(state, **known))
+        run.append(end_event(state, **known))
         self._keep(run)
 
     # --- runs ---------------------------------------------------------------------------------
@@ -319,7 +327,7 @@ def page_routes() -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     folder = resources.files("beamwright.page") / "web"
     files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}
-    files["index.html"] = filled_page(_HEAD, "", title="Beamwright").encode()
+    files["index.html"] = fill_page(_HEAD, "", title="Beamwright").encode()
 
     @routes.get("/")
     async def page() -> Response:

@@ -93,7 +93,7 @@ def without_rounds(thought: str) -> str:
     return thought[match.end() :] if match else thought
 
 
-class Told(NamedTuple):
+class ReplyText(NamedTuple):
     """A reply, or the beginning of a reply that can no longer change.
 
     thought: the text of the reasoning. said: the text of the answer.
@@ -136,7 +136,7 @@ class SearchJob:
     paths: Sequence[Sequence[str]] | None = None
     owner: str | None = field(default=None, init=False)
     prompt_tokens: int = field(default=0, init=False)
-    told: Told = field(default=Told(), init=False)
+    told: ReplyText = field(default=ReplyText(), init=False)
     first_text_s: float | None = field(default=None, init=False)
     rounds: list[RoundSummary] = field(default_factory=list, init=False)
     outcome: Solution | BaseException | None = field(default=None, init=False)
@@ -160,7 +160,7 @@ class SearchJob:
         return "failed"
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield after every change, and once more after the end. Only one reader may iterate."""
+        """Yield after each round, and once more after the end. Only one reader may iterate."""
         while self.outcome is None:
             await self._changed.wait()
             self._changed.clear()
@@ -209,7 +209,7 @@ class SearchJob:
         if self.handle is not None and self.outcome is None:
             self.handle.cancel()
 
-    def hear(self, told: Told, summary: RoundSummary) -> None:
+    def record_round(self, told: ReplyText, summary: RoundSummary) -> None:
         """Record a decided round and the text that is final; call this in the event loop."""
         grown = all(new.startswith(old) for new, old in zip(told, self.told, strict=True))
         if grown and told != self.told:
@@ -218,7 +218,7 @@ class SearchJob:
         self.rounds = [*self.rounds[1 - _MOST_ROUNDS :], summary]
         self._changed.set()
 
-    def settle(self, outcome: Solution | BaseException) -> None:
+    def set_outcome(self, outcome: Solution | BaseException) -> None:
         """Record the outcome of a search that has ended; call this in the event loop."""
         self.outcome = outcome
         self._changed.set()
@@ -277,7 +277,7 @@ class RequestReader:
             options |= {"n": min(n, self.limits.n // width * width) or n, "width": width}
         return options
 
-    def job(
+    def make_job(
         self,
         fields: Fields,
         problem: Problem,
@@ -292,7 +292,7 @@ class RequestReader:
             log-probabilities at all.
         """
         options = self.options(fields.model, fields.effort)
-        if (thinking := thinking_of(fields, self.context, max_tokens)) is not None:
+        if (thinking := thinking_option(fields, self.context, max_tokens)) is not None:
             options["thinking"] = thinking
         options |= _search_options(fields.search)
         given = {name: getattr(fields, name) for name in ("temperature", "top_p", "min_p")}
@@ -403,7 +403,7 @@ _BUDGETS = (
 _SHARES = {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
 
 
-def thinking_of(
+def thinking_option(
     fields: Fields, context: int | None, max_tokens: int | None = None
 ) -> str | int | None:
     """Return the value of `--thinking` for a request; None leaves the server's own setting.

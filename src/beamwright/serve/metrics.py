@@ -182,7 +182,7 @@ def health(queue: RequestQueue) -> dict[str, Any]:
     the wanted number. If a remote generator does not answer, the result has the reason.
     """
     engine, status, more = queue.solver, "ok", dict[str, Any]()
-    if engine.remote is not None and (fault := engine.remote.fault()):
+    if engine.remote is not None and (fault := engine.remote.find_fault()):
         status, more = "degraded", {"generator": fault}
     if engine.roster is not None:
         names, wanted = [each.name for each in engine.roster.replicas()], engine.roster.wanted

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import beamwright
 from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
-from beamwright.serve.answers import as_text, final_text, told
+from beamwright.serve.answers import final_text, raw_reply, split_reply
 from beamwright.serve.body import ApiError, Fields, ServerLimits, api_error, log, parsed
 from beamwright.serve.job import RequestReader, RoundSummary, SearchJob
 from beamwright.solver.solution import Solution
@@ -65,10 +65,10 @@ class RequestQueue:
         self.reader = RequestReader(name, solver.settings.search, limits, seed, thinks)
         self.jobs: dict[str, SearchJob] = {}
         self.listeners: list[Listener] = []
-        self.draining = self._hurried = False
+        self.draining = self._grace_ended = False
         self._waits: set[asyncio.Task[None]] = set()
         # By owner, number of jobs that a thread is submitting. These jobs count towards limits.
-        self._coming: Counter[str | None] = Counter()
+        self._num_submitting: Counter[str | None] = Counter()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -94,17 +94,17 @@ class RequestQueue:
             if given_up:
                 return
             self._tell("round", job, report)
-            raw = partial(as_text, codec=self.solver.codec, stops=job.stops)
-            split = raw if isinstance(job.problem, RawPrompt) else told
+            raw = partial(raw_reply, codec=self.solver.codec, stops=job.stops)
+            split = raw if isinstance(job.problem, RawPrompt) else split_reply
             now = final_text(report.tree, job.stops, split) if job.streams else job.told
-            loop.call_soon_threadsafe(job.hear, now, RoundSummary.of(report))
+            loop.call_soon_threadsafe(job.record_round, now, RoundSummary.of(report))
 
         def submit() -> None:
             job.submit(self.solver, on_round)
             if given_up:  # the request was cancelled before this thread had submitted the job
                 job.cancel()
 
-        self._coming[owner] += 1
+        self._num_submitting[owner] += 1
         try:
             await asyncio.to_thread(submit)
             if self.draining:
@@ -115,7 +115,7 @@ class RequestQueue:
             known.set()
             raise
         finally:
-            self._coming[owner] -= 1
+            self._num_submitting[owner] -= 1
         self.jobs[job.id] = job
         self._tell("begun", job)
         known.set()
@@ -131,7 +131,9 @@ class RequestQueue:
 
         def read() -> SearchJob:
             fields = parsed(Fields, {"model": self.reader.name, "search": dict(options)})
-            return self.reader.job(fields, Conversation(({"role": "user", "content": problem},)))
+            return self.reader.make_job(
+                fields, Conversation(({"role": "user", "content": problem},))
+            )
 
         return await self.begin(await asyncio.to_thread(read), owner)
 
@@ -139,21 +141,21 @@ class RequestQueue:
         """Refuse new searches, and wait for running ones; cancel them after the grace period."""
         self.draining = True
         deadline = time.monotonic() + self.limits.drain_s
-        while self._num_here() and time.monotonic() < deadline and not self._hurried:
+        while self._count_searches() and time.monotonic() < deadline and not self._grace_ended:
             await asyncio.sleep(0.05)
         for job in list(self.jobs.values()):
             job.cancel()
         while self._waits:
             await asyncio.wait(self._waits)
 
-    def hurry(self) -> None:
+    def end_grace_period(self) -> None:
         """End the grace period of `drain` at once."""
-        self._hurried = True
+        self._grace_ended = True
 
     def _check_room(self, owner: str | None) -> None:
         if self.draining:
             raise _ending()
-        here, theirs = self._num_here(), self._num_here(owner)
+        here, theirs = self._count_searches(), self._count_searches(owner)
         if here >= self.limits.requests:
             full = f"this server has {here}"
         elif owner is not None and theirs >= self.limits.requests_per_key:
@@ -167,11 +169,11 @@ class RequestQueue:
             retry_after_s=5,
         )
 
-    def _num_here(self, owner: str | None = None) -> int:
+    def _count_searches(self, owner: str | None = None) -> int:
         """Count the searches of one owner, or of all, that run, wait or are being submitted."""
         if owner is None:
-            return len(self.jobs) + self._coming.total()
-        return sum(job.owner == owner for job in self.jobs.values()) + self._coming[owner]
+            return len(self.jobs) + self._num_submitting.total()
+        return sum(job.owner == owner for job in self.jobs.values()) + self._num_submitting[owner]
 
     async def _end(self, job: SearchJob) -> None:
         outcome: Solution | BaseException
@@ -188,7 +190,7 @@ class RequestQueue:
                 log.error("%s", job.id, exc_info=error)
             outcome = error
         del self.jobs[job.id]
-        job.settle(outcome)
+        job.set_outcome(outcome)
         self._tell("ended", job, outcome)
 
     def _tell(self, what: Literal["begun", "round", "ended"], *of: Any) -> None:

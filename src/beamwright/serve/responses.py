@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from beamwright.serve.answers import choices_of, finish_of, told, unsent_text, usage
+from beamwright.serve.answers import choices_of, finish_reason_of, split_reply, unsent_text, usage
 from beamwright.serve.body import ITEMS, ApiError, Count, Fields, parsed
 from beamwright.serve.chat import Message, conversation
 from beamwright.serve.endpoint import Endpoint, event
@@ -88,14 +88,14 @@ class ResponsesEndpoint(Endpoint):
             said = {"role": "system", "content": fields.instructions}
             problem = replace(problem, messages=(said, *problem.messages))
         limit = fields.max_output_tokens or fields.max_tokens
-        return [self.queue.reader.job(fields, problem, limit, "input")]
+        return [self.queue.reader.make_job(fields, problem, limit, "input")]
 
-    def whole(self) -> dict[str, Any]:
-        """Build the response with its answer."""
+    def build_reply(self) -> dict[str, Any]:
+        """Build the response object, with the answer of the finished job."""
         (job,) = self.jobs
         (answer,) = choices_of(job)
-        done, counts = finish_of(answer) == "stop", usage([job])
-        status, reply = "completed" if done else "incomplete", told(job.reply(answer)[-1])
+        done, counts = finish_reason_of(answer) == "stop", usage([job])
+        status, reply = "completed" if done else "incomplete", split_reply(job.reply(answer)[-1])
         shown = reply.thought and self.fields.shows_thoughts
         thoughts = [self._thought_item(reply.thought)] if shown else []
         return {
@@ -112,7 +112,7 @@ class ResponsesEndpoint(Endpoint):
             "search": self.facts(job),
         }
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def stream_events(self) -> AsyncIterator[bytes]:
         """Stream the events of a response: its creation, the thought, one message, its end.
 
         The message has one content part. The thought is sent whole, before the message's text.
@@ -124,7 +124,7 @@ class ResponsesEndpoint(Endpoint):
                 for each in self._told(*job.told):
                     yield each
         await job.solution()
-        response = self.whole()
+        response = self.build_reply()
         *thoughts, item = response["output"]
         (part,) = item["content"]
         thought = "".join(each["content"][0]["text"] for each in thoughts)
@@ -167,7 +167,7 @@ class ResponsesEndpoint(Endpoint):
         yield self._say("response.output_item.added", output_index=index, item=item)
         yield self._say("response.content_part.added", **self._place, part=_part(""))
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         """Build the event of a failed response."""
         # OpenAI lists both codes for this endpoint.
         code = "invalid_prompt" if error.status == 400 else "server_error"
@@ -259,7 +259,7 @@ class ScoreEndpoint(Endpoint):
         options["deadline"] = limits.seconds
         return [SearchJob(model, asked, options, about, len(paths), param=param, paths=paths)]
 
-    def whole(self) -> dict[str, Any]:
+    def build_reply(self) -> dict[str, Any]:
         """Build the reply: the scores of each path and of its steps, in vLLM's format.
 
         The reply's warnings say why the scores may be unreliable.

@@ -302,7 +302,7 @@ class Server(uvicorn.Server):
 
     def _end(self) -> None:
         if self._draining is not None:
-            self._queue.hurry()
+            self._queue.end_grace_period()
             return
         self._draining = asyncio.ensure_future(self._drain())
 

@@ -96,7 +96,7 @@ def candidate_of(node: Node) -> Candidate:
 # --- statistics ------------------------------------------------------------------------------
 
 
-class Meter:
+class SolutionMaker:
     """Makes the `Solution` of each ended search, with its costs as differences of counters.
 
     moving: moves KV memory between both models; None if each model's share is fixed.
@@ -107,12 +107,14 @@ class Meter:
         self.accounting = Accounting(counts=machinery.batch.counts)
         self.moving: MovingSplit | None = None
 
-    def mark(self) -> Mark:
+    def read_counters(self) -> Mark:
         """Return the current time and a copy of all counters, to be subtracted at the end."""
         self.accounting.now()
         return time.perf_counter(), self._machinery.counted()
 
-    def solution(self, run: TreeRun, request: Request, nodes: list[Node] | None = None) -> Solution:
+    def make_solution(
+        self, run: TreeRun, request: Request, nodes: list[Node] | None = None
+    ) -> Solution:
         """Make the solution of a request whose search `run` has ended.
 
         nodes: last nodes of the candidates if the search was interrupted; None if it ended itself.
@@ -122,7 +124,7 @@ class Meter:
         """
         settings, is_whole, tree = request.problem.settings, nodes is None, run.tree
         search = settings.search
-        (began_s, before), (now_s, now) = request.since, self.mark()
+        (began_s, before), (now_s, now) = request.since, self.read_counters()
         if nodes is None:
             nodes, finals = final_nodes(tree, search.n), strategy_row(search).finals
             if finals is not None:

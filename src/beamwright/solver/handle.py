@@ -104,9 +104,9 @@ class Handle:
                 self._on_round(report)
         except Exception as error:  # a callback's error ends only its own search
             self._request.cancelled = True
-            self.settle(error)
+            self.set_outcome(error)
 
-    def settle(self, outcome: Solution | BaseException) -> None:
+    def set_outcome(self, outcome: Solution | BaseException) -> None:
         """Set the result, a solution or an error. Later results are ignored."""
         if self.future.done():
             return
@@ -116,7 +116,7 @@ class Handle:
             self.future.set_exception(outcome)
 
 
-class OneAtATime:
+class CallLock:
     """Lock of a solver: one call runs at a time, and calls from other threads wait.
 
     A nested call, such as a `solve` inside a callback of `solve`, raises InputError.
@@ -127,7 +127,7 @@ class OneAtATime:
         self._owner: int | None = None
         self._stream: Callable[[], Stream | None] = lambda: None
 
-    def stream(self, stream: Stream) -> Stream:
+    def register_stream(self, stream: Stream) -> Stream:
         """Register the iterator of outcomes that `solve_many` returns, and return it.
 
         The call of `solve_many` holds the lock until the last outcome has been read.
@@ -135,10 +135,10 @@ class OneAtATime:
         self._stream = weakref.ref(stream)
         return stream
 
-    def give_up(self) -> None:
+    def close_stream(self) -> None:
         """Close the iterator of `solve_many` that this thread is reading, to allow a new call.
 
-        If the thread runs inside the iterator (in a callback), the iterator stays open, and `turn`
+        If the thread runs inside the iterator (in a callback), the iterator stays open, and `hold`
         refuses the new call.
         """
         stream = self._stream() if self._owner == threading.get_ident() else None
@@ -159,7 +159,7 @@ class OneAtATime:
             )
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold the lock during a `with` block, after the calls of other threads have ended.
 
         Raises:
@@ -209,7 +209,7 @@ class SubmitQueue:
                 return
             self._waiting.replace_items(lambda other: None if other is request else other)
             handle = self._handles.pop(request)
-        handle.settle(Cancelled())
+        handle.set_outcome(Cancelled())
 
     def _next(self, has_room: bool, is_idle: bool) -> Request | None:
         """Return the next request to admit, or None if none may be admitted now (`Arrivals`).
@@ -258,7 +258,7 @@ class SubmitQueue:
             for request, outcome in self._serve(self._next):
                 with self._lock:
                     handle = self._handles.pop(request)
-                handle.settle(outcome)
+                handle.set_outcome(outcome)
         # A broken link, or a bug: every handle gets the error, so that no caller waits for ever.
         except BaseException as error:
             with self._lock:
@@ -267,4 +267,4 @@ class SubmitQueue:
                 self._handles.clear()
                 self._waiting.clear()
             for handle in handles:
-                handle.settle(error)
+                handle.set_outcome(error)

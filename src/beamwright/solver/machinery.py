@@ -57,7 +57,7 @@ from beamwright.protocols import (
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
 from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings
-from beamwright.solver import settled
+from beamwright.solver import auto_settings
 from beamwright.solver.memory import MemoryPlan, ModelBytes, host_kv_bytes, plan_memory
 from beamwright.sparse.method import sparse_rule
 from beamwright.sparse.rule import SparseRule
@@ -101,7 +101,7 @@ class Machinery:
     rule: SparseRule | None = None  # the selection rule of sparse decoding
     why_sparse: str | None = None  # reason, as text, why `--sparse auto` chose its method
     remote: RemoteGenerator | None = None  # the generator, if it is a remote server
-    scored_by: LoadedModel | None = None  # the verifier's model without KV, as loaded
+    verifier_model: LoadedModel | None = None  # the verifier's model without KV, as loaded
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Machinery:
     def _load(self, verifier: Verifier | None) -> None:
         """Load both models, replace `auto` settings that depend on models, and divide memory."""
         model = self.settings.model
-        settled.check_layers(self.settings)
+        auto_settings.check_layers(self.settings)
         self.progress.doing(f"loading the generator {model.model}")
         with convert_memory_errors(f"--model {model.model} cannot be loaded", _SMALLER):
             rendered = model.chat_template, model.template_args
@@ -164,12 +164,14 @@ class Machinery:
         self.sizes = [_sizes(loaded), *self._verifier_sizes(source)]
         if self.settings.sparse.sparse == "auto":
             known = decoder, backend, self.sizes, self._plan(backend)
-            self.settings, self.why_sparse = settled.with_sparse(self.settings, *known)
-        named = settled.with_schedule(self.settings)
-        method = settled.kv_method(named)
+            self.settings, self.why_sparse = auto_settings.with_sparse(self.settings, *known)
+        named = auto_settings.with_schedule(self.settings)
+        method = auto_settings.kv_method(named)
         attend, tails_apart = method.attend, method.tails_apart
         self.plan = plan = self._plan(None if attend else backend, tails_apart=tails_apart)
-        settings = settled.with_most_rows(named, method, self.sizes[0], plan.generator_kv_bytes)
+        settings = auto_settings.with_row_limit(
+            named, method, self.sizes[0], plan.generator_kv_bytes
+        )
         self.settings, schedule = settings, settings.schedule
         self.schedule = schedule_row(schedule).make_policy(schedule)
         self.rule = sparse_rule(settings.sparse)
@@ -240,7 +242,7 @@ class Machinery:
             assert source.without_model is not None
             self.verifiers = [source.without_model]
             return
-        self.scored_by, count = source.model, self.settings.schedule.verifiers
+        self.verifier_model, count = source.model, self.settings.schedule.verifiers
         decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes // count
         if count > 1 and isinstance(decoder, AdaptedDecoder):
             why = "runs transformers' modules in one thread only. Use --verifiers 1."
@@ -260,7 +262,7 @@ class Machinery:
         if remote is None:
             assert self.generator is not None
             costs = replace(self.sizes[0], storage=Storage.PLAIN).costs
-            profile = settled.machine_profile(settings.model.device)
+            profile = auto_settings.machine_profile(settings.model.device)
             return make_running_batch(
                 self.generator,
                 self.reader.codec,
@@ -353,7 +355,7 @@ class Machinery:
 
         The call waits until all files have been read.
         """
-        models = {"generator": self.reader, "verifier": self.scored_by or self.verifier}
+        models = {"generator": self.reader, "verifier": self.verifier_model or self.verifier}
         digests = {name: getattr(model, "digest", None) for name, model in models.items()}
         return {name: digest and digest.result() for name, digest in digests.items()}
 

@@ -338,7 +338,7 @@ def _pool_bytes(split: str | float, models: Sequence[ModelBytes], needs: Sequenc
     return 1 + max(-(-need * sum(parts) // part) for part, need in zip(parts, needs, strict=True))
 
 
-def path_needs(
+def longest_path_bytes(
     settings: Settings, models: Sequence[ModelBytes], prompt_tokens: int
 ) -> tuple[int, ...]:
     """Return the KV bytes of the longest path, for the generator and a verifier if present.
@@ -386,7 +386,7 @@ def least_kv_bytes(settings: Settings, models: Sequence[ModelBytes], prompt_toke
     models: the generator and, if it keeps KV, the verifier.
     prompt_tokens: tokens of the longest prompt.
     """
-    needs = path_needs(settings, models, prompt_tokens)
+    needs = longest_path_bytes(settings, models, prompt_tokens)
     if settings.sparse.sparse_home == "host":  # all of the generator's KV is on the host
         needs = (0, *needs[1:])
     return _pool_bytes(settings.memory.split, models, needs)

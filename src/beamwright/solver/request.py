@@ -140,7 +140,7 @@ class ProblemSettings:
             settings = Settings.build(**options)
         return cls.of(settings, parts)
 
-    def settled(self, settings: Settings) -> ProblemSettings:
+    def with_settings(self, settings: Settings) -> ProblemSettings:
         """Return a copy with the machinery's `settings`, in which `auto` is replaced."""
         given = self.given.model_copy(update={"model": settings.model})
         return replace(self, given=given, settings=settings)

@@ -26,7 +26,7 @@ from beamwright.models.load import check_device
 from beamwright.protocols import SchedulePolicy, traits_of
 from beamwright.search import round_rng
 from beamwright.search.answers import make_answers
-from beamwright.solver.describe import Meter, complete_nodes, final_nodes
+from beamwright.solver.describe import SolutionMaker, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.memory import advice
 from beamwright.solver.request import Request
@@ -74,7 +74,7 @@ class RequestScheduler:
             store.reset_peaks()
         if machinery.shared is not None:
             machinery.shared.reset_peak()
-        self._meter = Meter(machinery, schedule)
+        self._maker = SolutionMaker(machinery, schedule)
         self._engine = self._make_engine(in_flight)
         rows = USUAL_ROWS if machinery.remote is None else REMOTE_ROWS
         schedule_settings = machinery.settings.schedule
@@ -93,12 +93,12 @@ class RequestScheduler:
         beside = gets_thread(
             settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=threads
         )
-        accounting, shown = self._meter.accounting, (machinery.timeline, machinery.progress)
+        accounting, shown = self._maker.accounting, (machinery.timeline, machinery.progress)
         parts = machinery.batch, machinery.verifiers, accounting, models
         executor = make_executor(settings, *parts, *shown, beside=beside)
         # If the verifier runs on its own thread, memory is not moved between the models, because
         # only that thread may use the verifier's store.
-        self._meter.moving = None if beside else machinery.moving
+        self._maker.moving = None if beside else machinery.moving
         return Engine(
             executor,
             self._schedule,
@@ -115,7 +115,7 @@ class RequestScheduler:
     def _may_take_turns(self) -> bool:
         """True if the models run concurrently, but could run in turns and share their memory."""
         machinery = self._machinery
-        fixed = machinery.moving is not None and self._meter.moving is None
+        fixed = machinery.moving is not None and self._maker.moving is None
         return fixed and machinery.settings.schedule.executor == "auto"
 
     def run(self, arrivals: Arrivals) -> Iterator[tuple[Request, Outcome]]:
@@ -136,8 +136,8 @@ class RequestScheduler:
                     self._admit(arrivals)
                     self._cancel()
                     if self._live and not self._ended:
-                        if self._meter.moving is not None:
-                            self._meter.moving.rebalance(self._live)
+                        if self._maker.moving is not None:
+                            self._maker.moving.rebalance(self._live)
                         self._record_outcomes(self._engine.step())
                 if not (self._live or self._ended or self._alone):
                     return
@@ -211,7 +211,7 @@ class RequestScheduler:
         )
         if request.prepare is not None:
             request.prepare(run)
-        self._live[run], request.since = request, self._meter.mark()
+        self._live[run], request.since = request, self._maker.read_counters()
         for other in self._live.values():
             other.ran_with_others |= len(self._live) > 1
         self._record_outcomes(self._engine.admit(run))
@@ -240,7 +240,7 @@ class RequestScheduler:
                 self._make_error(run.error, {run: request})
                 self._ended.append((request, run.error))
             else:
-                solution = self._meter.solution(run, request)
+                solution = self._maker.make_solution(run, request)
                 if request.save is not None:
                     chosen = ".".join(map(str, solution.lineage[1:]))
                     said = {"reason_fewer": solution.reason_fewer, "receipt": solution.receipt}
@@ -273,5 +273,5 @@ class RequestScheduler:
             if not nodes and isinstance(stopped, Interrupted | Cancelled):
                 nodes = final_nodes(run.tree, request.problem.settings.search.n)
             if nodes:
-                stopped.partial = self._meter.solution(run, request, nodes)
+                stopped.partial = self._maker.make_solution(run, request, nodes)
         return stopped

@@ -24,7 +24,7 @@ from beamwright.models.digest import Digest
 from beamwright.protocols import RoundCallback, Strategy, stats_read_by, traits_of
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint
 from beamwright.search import SearchPolicy
-from beamwright.solver.handle import Handle, OneAtATime, Stream, SubmitQueue
+from beamwright.solver.handle import CallLock, Handle, Stream, SubmitQueue
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.notebook import usual_progress
 from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions
@@ -87,16 +87,16 @@ class Solver:
         self.timeline, self.progress = timeline or NullTimeline(), progress or usual_progress()
         scorer = problem.parts.verifier or declared_verifier(problem.settings.model)
         made = Machinery(problem.settings, scorer, self.strategy, self.timeline, self.progress)
-        self._machinery, self._default = made, problem.settled(made.settings)
+        self._machinery, self._default = made, problem.with_settings(made.settings)
         self.settings, self.generator, self.verifier = made.settings, made.generator, made.verifier
-        self.schedule, self._readers = made.schedule, (made.reader, made.scored_by)
+        self.schedule, self._readers = made.schedule, (made.reader, made.verifier_model)
         self.threads, self.exact, self.token_stats = made.threads, made.exact, made.token_stats
         self.codec, self.context = made.reader.codec, made.reader.context
         self.remote = made.remote
         vocab = made.reader.vocab
         self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
         self._check(self._default)
-        self._calls = OneAtATime()
+        self._calls = CallLock()
         self._queue = SubmitQueue(lambda arrivals: self._run(arrivals, self.most_submitted))
         self.progress.ended()
 
@@ -110,8 +110,8 @@ class Solver:
     def close(self) -> None:
         """Cancel all searches, and stop all threads. The solver can still be used."""
         self._queue.close()
-        self._calls.give_up()
-        with self._calls.turn():
+        self._calls.close_stream()
+        with self._calls.hold():
             self._machinery.stop_threads()
 
     def usage(self) -> Usage:
@@ -216,7 +216,7 @@ class Solver:
         saving = self._saving(checkpoint, asked)
         was = saved.tree.root.problem_text or len(saved.tree.root.token_ids)
         request = Request(lambda: saved.tree, asked, was, on_round, saving, prepare=begin)
-        with self._calls.turn():
+        with self._calls.hold():
             self._prompts.check(saved.tree, file, problem, asked.settings.step.thinking)
         return self._solve_alone(request)
 
@@ -361,7 +361,7 @@ class Solver:
         if in_flight is None:
             outcomes = dict(self._run(arrivals_of(requests), max(1, len(requests))))
             return [outcomes[request] for request in requests]
-        ended = self._calls.stream(self._run(arrivals_of(requests), most))
+        ended = self._calls.register_stream(self._run(arrivals_of(requests), most))
         return ((requests[request], outcome) for request, outcome in ended)
 
     def identities(self) -> dict[str, Digest | None]:
@@ -437,7 +437,7 @@ class Solver:
         return outcome
 
     def _run(self, arrivals: Arrivals, in_flight: int | None = None) -> Stream:
-        with self._calls.turn():
+        with self._calls.hold():
             # Read `self.schedule` at every run, because the user may have replaced it.
             scheduler = RequestScheduler(
                 self._machinery, self.schedule, self._prompts.turn, in_flight

@@ -40,7 +40,7 @@ PROBLEM = (
 STEPS = ("June: Paul 106-41=65.", "In July Paul has 65*2=130 pears.", "The answer is \\boxed{130}.")
 
 
-def _checkpoint(verifier: str) -> tuple[str, str, str] | None:
+def _split_checkpoint(verifier: str) -> tuple[str, str, str] | None:
     """Split `[KIND:[NAME:]]PLACE` into the kind, the family's name, and the checkpoint's place.
 
     Kind and name are "" if they are not given. The result is None for a scorer without a model.
@@ -70,7 +70,7 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
         InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
     """
     name = settings.scorer
-    named = _checkpoint(name)
+    named = _split_checkpoint(name)
     if named is None:
         return None
     model = settings.model_copy(update={"model": named[2]})
@@ -105,7 +105,7 @@ def check_models(settings: ModelSettings) -> None:
         folder = resolve_folder(settings.model, "generator", weights=False)
         read_shape(folder, settings.context, decoder=settings.decoder)
     _head_of(settings)
-    named = _checkpoint(settings.scorer)
+    named = _split_checkpoint(settings.scorer)
     if named is not None and named[2] and not named[2].startswith("random:"):
         _folder_of(settings, named[2], weights=False)
 
@@ -130,7 +130,7 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
         InputError: if the verifier does not exist, or if its format is not known.
     """
     name = settings.scorer
-    named = _checkpoint(name)
+    named = _split_checkpoint(name)
     if named is None:
         return None, None
     kind, of_family, place = named

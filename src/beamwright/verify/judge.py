@@ -23,7 +23,7 @@ from beamwright.models.tokenizer import PLACEHOLDER
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Traits
 from beamwright.tree import Node
-from beamwright.verify.prm import token_id
+from beamwright.verify.prm import find_token_id
 from beamwright.verify.spec import JudgeSpec
 
 _NOTE = "critique"
@@ -78,7 +78,7 @@ class JudgeVerifier:
         who = f"verifier {name}"
         self._writer = AsideWriter(tree_model, num_tokens, who, spec.sampling)
         words = () if spec.suffix is None else (spec.bad, spec.good)
-        self._pair = [token_id(word, model) for word in words]
+        self._pair = [find_token_id(word, model) for word in words]
         # Number of tokens that every prompt leaves free in the context for `spec.suffix`.
         self._suffix_tokens = len(codec.encode(spec.suffix or ""))
 

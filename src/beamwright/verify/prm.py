@@ -252,7 +252,9 @@ class PrmVerifier:
         piece = _LEAST_PIECE if device.type == "cpu" else HEAD_TOKENS
         at.extend(at[:1] * (-len(at) % piece))
         ids = torch.tensor(token_ids, device=device)
-        read = _in_pieces(self._head, torch.cat(hidden), ids, torch.tensor(at, device=device))
+        read = _compute_in_pieces(
+            self._head, torch.cat(hidden), ids, torch.tensor(at, device=device)
+        )
         values = iter(read.tolist())
         combine, aggregate = AGGREGATES[self.spec.combine], AGGREGATES[self.spec.aggregate]
         scores: list[float] = []
@@ -287,7 +289,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     """
     decoder, activate, kind = model.decoder, _ACTIVATE[spec.activation], spec.head.kind
     if kind == "logit_pair":
-        pair = [token_id(token, model) for token in (spec.head.bad, spec.head.good)]
+        pair = [find_token_id(token, model) for token in (spec.head.bad, spec.head.good)]
         return lambda hidden, token_ids, at: activate(decoder.logits(hidden[at])[:, pair])
     layers = [] if kind == "token_logprob" else _read_layers(spec, model)
     looks_back = kind in ("token_logprob", "token_mlp")
@@ -323,7 +325,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     return values
 
 
-def _in_pieces(
+def _compute_in_pieces(
     head: ValueHead,
     hidden: torch.Tensor,
     token_ids: torch.Tensor,
@@ -344,11 +346,11 @@ def _in_pieces(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error) or piece_tokens == _LEAST_PIECE:
                 raise
-        parts.append(_in_pieces(head, hidden, token_ids, piece, piece_tokens // 2))
+        parts.append(_compute_in_pieces(head, hidden, token_ids, piece, piece_tokens // 2))
     return torch.cat(parts)
 
 
-def token_id(token: str | int | None, model: LoadedModel) -> int:
+def find_token_id(token: str | int | None, model: LoadedModel) -> int:
     """Return the id of a token that is given by its text or id.
 
     Raises:

@@ -142,7 +142,7 @@ def with_sparse(
         method = kv_method(hosted)
         assert method.attend is not None
         method.attend(hosted, backend, decoder)
-        with_most_rows(hosted, method, generator, kv_bytes)
+        with_row_limit(hosted, method, generator, kv_bytes)
         check_layers(hosted)
         search, step_tokens = settings.search, settings.step.step_tokens or _STEP_TOKENS
         longest = generator.shape.context - _PROMPT_TOKENS
@@ -160,7 +160,7 @@ def with_sparse(
     return hosted, choice.why
 
 
-def with_most_rows(
+def with_row_limit(
     settings: Settings, method: KVMethod, generator: ModelBytes, kv_bytes: int
 ) -> Settings:
     """Return the settings with `max_batch` lowered to the rows that fit the device's KV memory.
