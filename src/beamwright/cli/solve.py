@@ -111,9 +111,8 @@ def _search(
     on_round: RoundCallback | None,
     checkpoint: Path | None,
 ) -> tuple[Solution | None, BaseException | None]:
-    """Run the search, and return its solution and None.
+    """Run the search; return (solution, None), or (partial solution or None, error) if it fails.
 
-    If an error stops the search, return the partial solution (None without one) and the error.
     asked: a problem, or the number of tokens of a synthetic prompt; None to continue the checkpoint
         `resume`.
     """

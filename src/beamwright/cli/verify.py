@@ -397,7 +397,7 @@ class _Report:
 
     @property
     def promise_sentence(self) -> str:
-        """A sentence on whether these runs must have equal trees (docs/concepts/sameness.md)."""
+        """Sentence that says if trees must be equal, and why (docs/concepts/sameness.md)."""
         settings = self.solver.settings.model
         loose = settings.device.startswith("cuda") and not settings.deterministic
         also = {_RECOMPUTED: self.recomputed, "a GPU without --deterministic": loose}

@@ -390,7 +390,7 @@ class RemoteGenerator:
             )
 
     async def _sample_probe(self, stops: tuple[str, ...]) -> Mapping[str, Any]:
-        """Request a few greedy tokens, and return the raw choice of the reply."""
+        """Request a few greedy tokens, and return the reply's choice as JSON, not parsed."""
         choice: Mapping[str, Any] = (await self._post(self._probe(stops)))["choices"][0]
         return choice
 

@@ -91,7 +91,7 @@ def _reads_logits(kind: str, name: str, place: str) -> bool:
         return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
     try:
         return load_spec(resolve_folder(place, "verifier", weights=False)).reads_logits
-    except InputError:  # the folder has no weights by which to detect a family
+    except InputError:  # the folder has only a config.json, so no family can be detected
         return True
 
 
