@@ -44,9 +44,7 @@ _SIDES: Mapping[str, Mapping[str, str]] = {
     "`--weights int4`": {"weights": "int4"},
 }
 _LLAMA = "llama.cpp"
-_TEXT = (
-    Path(__file__).resolve().parents[3] / "docs" / "log" / "2026-11-22-isolation-and-fairness.md"
-)
+_TEXT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
 _TOKENS, _ROWS = 768, 64
 _BEGIN = {"gemma": (2,)}  # <bos>
 # For each token but the last: the next one's log-probability, and the best token.
