@@ -223,7 +223,7 @@ class _Loader:
     def store_weight(self, name: str, value: Any) -> None:
         """Store a value in the model as the weight `name`, and as tied weights that the file lacks.
 
-        value: a tensor, or a projection in the file's format.
+        value: a tensor, or a projection in the file's quantised format.
         """
         value = _unwrap_list(value)
         self._place(name, value)

@@ -194,7 +194,7 @@ class Experts:
         shift = (ends - padded) - (counts.cumsum(0) - counts)
         by_expert = torch.arange(len(flat), device=flat.device) + shift[flat[order]]
         places = torch.empty_like(order).index_copy_(0, order, by_expert)
-        # The grouped kernel reads the ends from the device, so the host need not wait for `padded`.
+        # The grouped kernel reads `ends` on the device, so the host need not wait for `padded`.
         sizes = [] if self._grouped else padded.tolist()
         most = min(ROW_MULTIPLE * len(flat), len(flat) + (ROW_MULTIPLE - 1) * len(counts))
         rows = order.new_zeros(sum(sizes) if sizes else most)
@@ -263,7 +263,7 @@ class _NoLayers(torch.nn.Module):
 
 
 def can_step_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether kernels can update recurrent states inside the pool's blocks (on a GPU)."""
+    """Return whether kernels can update recurrent states inside the pool's blocks: on a GPU."""
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 

@@ -42,7 +42,7 @@ Rotations = Mapping[int, tuple[Tensor, float]]
 
 
 def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
-    """Round `count` up to a multiple of 8, or below 8 to a power of two that is at least `least`.
+    """Round `count` rows up to a multiple of 8, or below 8 to a power of two, at least `least`.
 
     0 becomes 8.
     """

@@ -32,7 +32,7 @@ _TEXTS = (
 )  # fmt: skip
 _READ_BYTES = 1 << 23  # bytes read at a time; reading and hashing release the GIL
 _DIGITS = 16
-_NICENESS = 5  # with a higher value, the digest takes a minute next to a busy process
+_NICENESS = 5  # with a higher niceness, a digest takes a minute next to a busy process
 
 
 def start_digest(folder: Path) -> Future[Digest | None]:
@@ -68,7 +68,7 @@ def digest_of(folder: Path) -> Digest:
         return _of(folder.parent, files)
     weights, verifier = weight_files(folder)[1], folder / "verifier.yaml"
     texts = {path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}
-    if verifier.is_file():  # it names the file that holds the verifier's head
+    if verifier.is_file():  # verifier.yaml names the file of the verifier's head
         named = verifier.read_text(encoding="utf-8", errors="replace")
         texts |= {path for path in folder.iterdir() if path.name in named and path.is_file()}
     return _of(folder, {path.name: _sha256(path) for path in sorted(texts.union(weights))})

@@ -150,7 +150,7 @@ def gate_rows(
     elif KIND == "gelu":
         opened = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
-        # 1 + tanh(y) is 2 sigmoid(2 y).
+        # Uses 1 + tanh(y) = 2 sigmoid(2 y).
         bent = gate + 0.044715 * gate * gate * gate
         opened = gate * tl.sigmoid(1.5957691216057308 * bent)
     opened = opened.to(inner.dtype.element_ty).to(tl.float32)
@@ -268,9 +268,9 @@ def _row_sizes(width: int) -> tuple[int, int]:
 
 @cache
 def _head_sizes(heads: int, half: int) -> tuple[int, int, int]:
-    """Return a block's heads and elements per half head, and the number of its warps.
+    """Return HEADS, DIM and the number of warps of `rotate_rows`.
 
-    Both sizes are rounded up to powers of two, as Triton requires.
+    Triton requires powers of two: HEADS is `heads` rounded up, and DIM is `half` rounded up.
     """
     block, dim = triton.next_power_of_2(heads), triton.next_power_of_2(half)
     return block, dim, _warps(block * dim)

@@ -79,7 +79,7 @@ class LoadedModel:
     decoder: Decoder
     codec: TextCodec | None
     folder: Path | None
-    # How the projections of the layers are stored.
+    # The format in which the layers' projections are in memory.
     storage: Storage = Storage.PLAIN
     # The digest of the folder's files, which a thread computes.
     digest: Future[Digest | None] | None = None
@@ -110,7 +110,7 @@ def load_model(
 
     Args:
         spec: the model, as in `--model`.
-        settings: device, precision, weights and other options.
+        settings: the options of `--device`, `--dtype`, `--weights` and others.
         role: "generator" or "verifier".
         chat_template: a Jinja template or the path of one; None: the tokenizer's own.
         template_args: arguments of the template.

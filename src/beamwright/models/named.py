@@ -145,7 +145,7 @@ def shape_from_text(text: str) -> ModelShape:
     if values["hidden"] % values["heads"] or values["heads"] % kv_heads:
         raise InputError(f"random:{text}: heads must divide hidden, kv_heads must divide heads")
     head_dim = values.pop("head_dim", 0)
-    if name == "opt":  # the family has no other KV heads or MLP widths
+    if name == "opt":  # OPT has no other KV heads or MLP widths
         values |= {"kv_heads": values["heads"], "intermediate": 4 * values["hidden"]}
         head_dim = 0
     return _shape(name, values, head_dim)

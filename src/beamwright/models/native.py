@@ -42,7 +42,7 @@ from beamwright.models.shape import ModelShape
 _TILE = 16  # outputs per tile
 _NOT_FINITE = -2
 _GROUPS = {(4, 32): 48, (4, 64): 49, (4, 128): 50}  # (bits, group columns) to the library's kind
-_BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0
+_BYTES, _BYTES_COLUMNS, _BYTE_MOST = 8, 32, 127  # Q8_0: type, columns of a block, largest code
 _BLOCK_VALUES = 1 << 20  # values rounded at once, which bounds the float32 copies
 _ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 _STAGES = 3  # stages of a layer: queries, keys and values; attention; the rest

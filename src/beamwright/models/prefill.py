@@ -165,7 +165,7 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
         level = list(members)
         twins = [replace(request, segment=store.create()) for request in level]
         try:
-            with Lease(whole({twin.segment: 1 for twin in twins})):  # no new one may evict another
+            with Lease(whole({twin.segment: 1 for twin in twins})):  # no twin may evict another
                 run(twins)
                 for request, twin in zip(level, twins, strict=True):
                     store.adopt_blocks(request.segment, twin.segment)

@@ -26,8 +26,8 @@ _CACHES = ("cache", "cache_params", "past_key_values")
 # of these rows, or twice as large.
 _ROWS = 64
 _PROBED = 6  # tokens of a trial
-# Largest difference, as a share of the largest value, that counts as equal in a trial. Rounding
-# stays far below it; an ignored state exceeds it.
+# Maximum difference, as a share of the largest value, that counts as equal in a trial. Rounding
+# stays far below this share; an ignored state exceeds it.
 _SAME = 0.05
 
 

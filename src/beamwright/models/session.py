@@ -121,7 +121,7 @@ class DecodeSession:
         """Set the batch: the `kept` rows in that order, then one new row per path and segment.
 
         A new row that was preempted within its step has stored its tail's tokens in its segment.
-        They are copied back to the tail.
+        These tokens are copied back to the tail.
         """
         fresh = []
         for path, segment in zip(paths, segments, strict=True):

@@ -91,7 +91,8 @@ class ModelShape:
     tied: the LM head is the embedding. has_lm_head: False for a reward model with its own head.
     stored_bfloat16: the checkpoint says that its weights are bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]. rope_scale: factor of cos and sin (YaRN).
-    local_layers, local_freq: sliding layers with other frequencies, and these (Gemma 3).
+    local_layers, local_freq: sliding layers with other inverse frequencies than `inv_freq`, and
+        those frequencies (Gemma 3).
     embed_scale: the factor of embedding rows. unit_offset: 1 is added to stored norm weights.
     after_norms: the outputs of attention and MLP are normalised before they are added.
     groups: layers grouped by their attention; () if all layers attend to all tokens alike.

@@ -341,7 +341,7 @@ class StreamedLinear(Linear):
         return self.weight
 
     def uses_kernel(self, x: Tensor) -> bool:
-        """Return whether the kernel multiplies x; otherwise x has too many rows for it."""
+        """Return whether the kernel multiplies x, or x has too many rows: see `multiply_many`."""
         return True
 
     def multiply_many(self, x: Tensor) -> Tensor:

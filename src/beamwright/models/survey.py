@@ -200,7 +200,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
         raise NotBuiltError(_refusal(config, line))
     for rope in _ropes(config):
         if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
-            rope["rope_type"] = "default"  # equal up to max_position_embeddings
+            rope["rope_type"] = "default"  # both are equal up to max_position_embeddings
     options = {"attn_implementation": _SURVEY, "experts_implementation": NAME, "dtype": dtype}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()

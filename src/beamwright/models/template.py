@@ -158,7 +158,7 @@ def _pattern(node: nodes.Node) -> str:
     if isinstance(node, nodes.Mod):
         literal = node.left
     elif getattr(node, "name", getattr(node, "attr", "")) in ("format", "format_map"):
-        literal = getattr(node, "node", None)  # a filter's input or a method's object
+        literal = getattr(node, "node", None)  # the input of a filter, or the object of a method
     return str(literal.value) if isinstance(literal, nodes.Const) else ""
 
 

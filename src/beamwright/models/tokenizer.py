@@ -359,7 +359,7 @@ class TextCodec:
         return text + self.decode(token_ids) if joins else None
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, including the texts of special tokens."""
+        """Return the text of token ids, with the texts of special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @cached_property
@@ -390,7 +390,7 @@ class TextCodec:
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its text as the only part of a content list."""
+    """Return a copy of a message whose content is a list with its text as the only part."""
     text = message.get("content")
     parts = [{"type": "text", "text": text}] if isinstance(text, str) else text
     return {**message, "content": parts}

@@ -84,7 +84,7 @@ class _Reader:
         return placed
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Return a table whose rows are read from the file on demand; None if impossible."""
+        """Return a table whose rows are read from the file on demand; None if unsupported."""
         if self._stored is None or self._device != "cpu":
             return None
         return self._stored.rows(self._prefix + name, self._dtype)
@@ -141,7 +141,7 @@ def check_finite(placed: Tensor, stored: Tensor, what: str) -> None:
 
 
 def _all_finite(values: Tensor) -> bool:
-    # A sum is fast, but it can overflow. So each value is checked if the sum is not finite.
+    # A sum is fast, but can overflow. So if a sum is not finite, each of its values is checked.
     return all(
         bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
         for part in values.flatten().split(_CHECKED_VALUES)

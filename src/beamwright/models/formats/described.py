@@ -22,7 +22,7 @@ _WORDS = read_toml_beside(__file__)
 # Number of layers of the 27B models, whose attention scores have another scale. llama.cpp
 # recognises these models by the number too.
 _UNUSUAL_SCALE = {"gemma2": 46, "gemma3": 62}
-_PERIOD = {"gemma2": 2, "gemma3": 6}  # the last of this many layers has no sliding window
+_PERIOD = {"gemma2": 2, "gemma3": 6}  # every 2nd or 6th layer has no sliding window
 _IN_LAYER = re.compile(r"model\.layers\.(\d{1,4})\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")

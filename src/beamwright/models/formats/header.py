@@ -94,9 +94,9 @@ def _read(file: Path, texts: bool, *_version: int) -> GgufHeader:
         return _Cursor(file, data, texts).header()
 
 
-# `_read` with a cache, for headers without texts, because texts are large.
+# `_read` with a cache, only for headers without texts, because texts are large.
 #
-# The size and time of the file are part of the key, so that a file that changed is read again.
+# The file's size and time are part of the cache key, so that a changed file is read again.
 _read_cached = lru_cache(maxsize=16)(_read)
 
 

@@ -53,7 +53,7 @@ class StoredRows:
         """Return the rows [tokens, columns] of `token_ids` [tokens].
 
         Raises:
-            InputError: if the file has become shorter.
+            InputError: if the file is shorter than when it was opened.
         """
         file, start, size = self._where
         places = [start + size * token for token in token_ids.tolist()]
