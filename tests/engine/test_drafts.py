@@ -7,8 +7,8 @@ import pytest
 
 import fakes
 from beamwright import Solver
+from beamwright.engine.draft_passes import DraftPasses
 from beamwright.engine.drafts import SUFFIXES, DraftLengths, Drafts, DraftTrials, TextIndex
-from beamwright.engine.passes import DraftPasses
 from beamwright.errors import InputError
 from engines import WAYS, exact_dtype, facts, grow
 
@@ -137,7 +137,7 @@ def test_the_index_finds_what_going_through_all_texts_finds(seed):
 def told(worth, seconds_of, rows):
     for _ in range(20):
         for count in rows:
-            worth.seconds.note(count, seconds_of(count))
+            worth.seconds.record_pass(count, seconds_of(count))
 
 
 def test_drafts_are_as_many_as_pay():
@@ -149,7 +149,7 @@ def test_drafts_are_as_many_as_pay():
         worth = DraftLengths()
         for length, accepted in ((8, 9), (4, 6), (2, 1)):
             for number in range(10):
-                worth.note([length], int(number < accepted), stopped=False)
+                worth.record_draft([length], int(number < accepted), stopped=False)
         told(worth, cost, (8, 16))
         taken[name] = worth.choose_lengths(drafts)
     assert taken["free"] == [3, 3, 1, 1, 1, 1, 1, 1]
@@ -165,7 +165,7 @@ def test_iterations_go_the_way_that_is_faster(faster):
     for number in range(100):
         drafted = trials.uses_drafts(16)
         slow = drafted != faster and number > 3
-        trials.note(16, 16, 2.0 if slow or drafted != faster else 1.0, drafted=drafted)
+        trials.record_iteration(16, 16, 2.0 if slow or drafted != faster else 1.0, drafted=drafted)
         taken.append(drafted)
     assert taken[:4] == [True, True, False, False]
     assert sum(each == faster for each in taken) >= 92

@@ -120,7 +120,7 @@ ROUNDING = 1e-6  # of a sum of probabilities, and of a quotient of two
 
 def left_by_kernels(logits, how):
     """Of each row the tokens that may be drawn [rows, tokens]."""
-    border, last = filter_kernel.borders_of(logits, *how.tensors)
+    border, last = filter_kernel.compute_borders(logits, *how.tensors)
     small = logits.dtype in (torch.bfloat16, torch.float16)
     order = logits.float() if small else logits.float() / how.temperature
     ids, border, last = torch.arange(logits.shape[1]), border.unsqueeze(1), last.unsqueeze(1)

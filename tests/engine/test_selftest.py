@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from beamwright.attention import BACKENDS, check_deterministic, make_attention, tree
-from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kind
+from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact, kernel_key
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
 from beamwright.models.decoder import TILE_ROWS, padded_rows
@@ -82,7 +82,7 @@ def test_sums_that_follow_the_longest_tail_are_found_out(monkeypatch):
 def test_every_form_of_products_is_tried_wherever_its_first_layer_is():
     """Files in 4 bits keep some layers' projections in 6."""
     decoder, attention = decoder_of(), make_attention("tree")
-    known, last = kind(decoder, attention), decoder.weights.layers[-1]
+    known, last = kernel_key(decoder, attention), decoder.weights.layers[-1]
     plain = type(last.down)
 
     class FollowsTheBatch(plain):
@@ -90,7 +90,7 @@ def test_every_form_of_products_is_tried_wherever_its_first_layer_is():
             return super().__call__(x) * (1 + 1e-4 * len(x))
 
     last.down.__class__ = FollowsTheBatch
-    assert kind(decoder, attention) != known
+    assert kernel_key(decoder, attention) != known
     assert not batches_are_exact(decoder, attention)
 
 

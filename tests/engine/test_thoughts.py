@@ -49,7 +49,7 @@ class Written:
                 row.tokens.append(left.pop(0))
             stop = row.stop or StopReason.STEP_LIMIT
             row.stop = stop
-            said = row.decoded(self.codec.reply_text(row.reply_ids()))
+            said = row.make_event(self.codec.reply_text(row.reply_ids()))
             self.tree.commit(**vars(said))
             self.tree.keep(node)
             self.last = node

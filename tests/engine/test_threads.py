@@ -38,7 +38,7 @@ def test_one_idle_pool_is_parked_where_the_environment_set_no_wait_policy(monkey
     def count():
         return [thread.name for thread in threading.enumerate()].count("beamwright-openmp")
 
-    threads._park_pool.cache_clear()
+    threads._hold_idle_threads.cache_clear()
     before = count()
     for number, policy, parked in (
         (2, "GOMP_SPINCOUNT=7", 0),

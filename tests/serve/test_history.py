@@ -149,7 +149,7 @@ def test_an_item_that_cannot_be_one_is_named(item, words):
 )
 def test_a_thought_is_opened_by_the_template_alone(problem, template, quoted):
     codec = TextCodec.load(BUNDLED / "thinking", template)
-    root = Prompts(codec, 1024, codec.vocab_size, ModelSettings()).tree(0, problem).root
+    root = Prompts(codec, 1024, codec.vocab_size, ModelSettings()).make_tree(0, problem).root
     assert (root.quoted, root.raw) == (quoted, isinstance(problem, RawPrompt))
 
 

@@ -17,7 +17,7 @@ from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import Capacity, WorkingMemory
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import STEPS_TOGETHER, Executor, Lane
-from beamwright.engine.row import Decoding, Decodings
+from beamwright.engine.row import Decoding, TreeDecodings
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.split import MovingSplit
@@ -223,7 +223,7 @@ class Bench:
             self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
         )
         settings = case.schedule.model_copy(update={"speculation": case.speculation})
-        decodings = Decodings(Decoding(step=case.step))
+        decodings = TreeDecodings(Decoding(step=case.step))
         prefill = self._make_prefill(self.residency, case.costs)
         self.batch = RunningBatch(
             rows,

@@ -81,7 +81,7 @@ class ScriptedRows:
         missing = {row: count for row, count in missing.items() if count > 0}
         self._residency.append([row.segment for row in missing], list(missing.values()))
         if self._moments is not None:
-            used = dict.fromkeys(segment for row in tokens for segment in row.needs())
+            used = dict.fromkeys(segment for row in tokens for segment in row.needed_segments())
             self._moments.append({s: s.blocks_for(s.length) for s in used if s.length})
 
     def text(self, row: Row) -> str:
@@ -115,7 +115,7 @@ class ScriptedRows:
         if self._costs.layout is Layout.TREE:
             shared: dict[Segment, None] = {}
             for row in rows:
-                shared.update(dict.fromkeys(row.needs()))
+                shared.update(dict.fromkeys(row.needed_segments()))
             own = {row.segment for row in rows}
             kv = (segment for segment in shared if segment not in own and not segment.group.fixed)
             self._read = sum(segment.length for segment in kv)

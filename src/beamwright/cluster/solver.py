@@ -274,7 +274,7 @@ class ClusterSolver:
         Raises:
             InputError: if the problem is not valid.
         """
-        return len(self._prompts.tree(0, problem).root.token_ids)
+        return len(self._prompts.make_tree(0, problem).root.token_ids)
 
     def submit(
         self,

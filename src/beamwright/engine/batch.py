@@ -64,11 +64,12 @@ class RunningBatch(StepWriter):
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self._queue = AdmissionQueue(settings, cache, capacity, memory.costs)
-        self._spec_queue, self._most_open = SpeculativeQueue(), 0  # most open steps run together
+        self._spec_queue, self._max_open_rows = SpeculativeQueue(), 0  # per iteration of a plan
+        # _no_room: True after a preemption, and no row is admitted, until blocks become free.
         self._writes_back_early, self._no_room, self._num_running = False, False, 0
-        self._group: int | None = None
-        self._most_rows: int | None = None
-        self._most_together: int | None = None
+        self._group: int | None = None  # the group of the newest rows
+        self._memory_limit: int | None = None  # rows for which there is working memory
+        self._join_limit: int | None = None  # rows to admit at once, halved if they do not fit
 
     # --- open steps --------------------------------------------------------------------------
 
@@ -93,13 +94,13 @@ class RunningBatch(StepWriter):
         return self._queue.nodes
 
     def set_decoding(self, root: Node, decoding: Decoding) -> None:
-        """Set a tree's sampling settings, until its root is released; see `Decodings.set`."""
+        """Set a tree's sampling settings, until its root is released; see `TreeDecodings.set`."""
         self._capacity.decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """Return what a schedule plans these nodes with: KV demand, lengths, row limit, costs."""
         longest = max(map(self._capacity.expected_tokens, beams), default=1)
-        most = self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
+        most = self._memory_limit = self._memory.max_rows(longest, self._rows.held_bytes)
         exact = all(map(self._capacity.has_fixed_length, {beam.root for beam in beams}))
         demand, costs = self._capacity.demand(beams), self._memory.costs
         return ScheduleView(beams, demand, most, longest, exact, costs)
@@ -109,7 +110,7 @@ class RunningBatch(StepWriter):
         self._queue.replace(plan, self.running_nodes)
         self._writes_back_early = plan.write_back and plan.eager
         self.counts.parking_plans += plan.parking is not None
-        self._no_room, self._most_open = False, 0
+        self._no_room, self._max_open_rows = False, 0
 
     def speculate(self, nodes: Sequence[Node]) -> None:
         """Decode these speculative children in idle slots, the likeliest first."""
@@ -156,8 +157,7 @@ class RunningBatch(StepWriter):
     def iterate(self) -> list[Event]:
         """Run one iteration: admit rows that fit, decode up to 16 tokens of each, and retire rows.
 
-        Return an event for every step that ended or failed. A step fails if it does not fit even
-        alone.
+        Return an event for every step that ended or failed. A step fails if it does not fit alone.
 
         Raises:
             LinkError: if the link has failed.
@@ -198,7 +198,7 @@ class RunningBatch(StepWriter):
             self._queue.remove_first(len(joining))
             if any(row.done for row in joining):
                 self._retire_rows()
-        self._most_together = None
+        self._join_limit = None
         self._queue.prefetch_group(self.running)
         if not self._queue:
             self._fill_idle_slots()
@@ -214,7 +214,7 @@ class RunningBatch(StepWriter):
         before = [len(row.tokens) for row in self.running]
         num_ahead = sum([row.node.speculative for row in self.running])
         self.last_rows = self._num_running - num_ahead, num_ahead
-        self._most_open = max(self._most_open, self.last_rows[0])
+        self._max_open_rows = max(self._max_open_rows, self.last_rows[0])
         goes_on = not (self._queue or self._queue.prefetching or self._speculates)
         ran = self._rows.run(self.running, max_tokens, self._stops_to_end(), goes_on=goes_on)
         self.counts.iterations += 1
@@ -257,7 +257,7 @@ class RunningBatch(StepWriter):
                 row.record_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
             self._capacity.record_length(len(row.tokens))
-            self._events.append(row.decoded(self._rows.text(row)))
+            self._events.append(row.make_event(self._rows.text(row)))
         has_room = self._capacity.unpin_parent_states(going) or bool(done)
         self._no_room = self._no_room and not has_room and bool(self.running)
 
@@ -281,7 +281,7 @@ class RunningBatch(StepWriter):
             if self.running:
                 return False
             if len(joining) > 1:
-                self._most_together = len(joining) // 2
+                self._join_limit = len(joining) // 2
                 return True
             broken = [joining[0].node]
         self._queue.remove(broken)
@@ -295,7 +295,7 @@ class RunningBatch(StepWriter):
         if not self._queue or (running and (self._queue.barriers or self._no_room)):
             return []
         free = min(self._row_limits, default=len(self._queue) + running) - running
-        free = min(free, self._most_together or free)
+        free = min(free, self._join_limit or free)
         group = self._queue.group
         if not running and group != self._group:  # a new group begins with an empty batch
             self._group = group
@@ -312,7 +312,7 @@ class RunningBatch(StepWriter):
     def _row_limits(self) -> list[int]:
         """Limits of the batch size: from `--max-batch`, from memory, and from the plan."""
         parking = self._queue.parking
-        limits = self.settings.max_batch, self._most_rows, parking.most_rows if parking else None
+        limits = self.settings.max_batch, self._memory_limit, parking.most_rows if parking else None
         return [n for n in limits if n is not None]
 
     def _add_rows(self, rows: list[Row]) -> None:
@@ -350,7 +350,7 @@ class RunningBatch(StepWriter):
 
     def _fill_idle_slots(self) -> None:
         """Admit speculative children into slots and free memory that no open step needs."""
-        limits = [*self._row_limits, self.settings.max_batch or self._most_open]
+        limits = [*self._row_limits, self.settings.max_batch or self._max_open_rows]
         free = max(0, min(limits) - len(self.running)) if self._speculates else 0
         rows = self._spec_queue.take_rows(self._capacity, self._queue, self.running, free)
         self.counts.speculative_rows += len(rows)
@@ -440,7 +440,7 @@ class RunningBatch(StepWriter):
             self._cache.clear(row.segment)
             self._queue.put_back(row)
         if self._num_running > 1:
-            self._most_rows = self._num_running // 2
+            self._memory_limit = self._num_running // 2
         elif self._queue:
             self._fail_step(self._queue.remove_first(), error)
 

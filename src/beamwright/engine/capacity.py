@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from beamwright.engine.endings import begins_thought, row_limit
-from beamwright.engine.row import Decodings, Row, RowLimit, create_state, has_all_kv, state_of
+from beamwright.engine.row import Row, RowLimit, TreeDecodings, create_state, has_all_kv, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
@@ -105,7 +105,7 @@ class Capacity:
     decodings: the settings of all trees. context: maximum number of tokens of a path.
     """
 
-    def __init__(self, cache: CacheManager, decodings: Decodings, context: int) -> None:
+    def __init__(self, cache: CacheManager, decodings: TreeDecodings, context: int) -> None:
         self._cache, self.decodings, self._context = cache, decodings, context
         self._num_steps = self._num_tokens = 0
         self._previous_need_bytes: int | None = None
@@ -194,7 +194,7 @@ class Capacity:
             return False
         before = self._cache.room
         for row in rows:
-            row.lease.keep_only(row.needs())
+            row.lease.keep_only(row.needed_segments())
         return self._cache.room > before
 
     # --- KV demand, for schedules ------------------------------------------------------------

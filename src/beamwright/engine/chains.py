@@ -150,14 +150,14 @@ def restore_kv(
     verifier: Verifier,
     judges: Callable[[Node], bool],
     nodes: Iterable[Node],
-    forget: Callable[[], None],
+    free_unread: Callable[[], None],
 ) -> None:
     """Prefill the KV of a resumed tree's nodes, for the generator and for the verifier.
 
     generator: the generator's model; None if the generator is remote and has no KV here.
     judges: returns True if a node was given to the verifier.
     nodes: decoded nodes whose KV may be needed, with all their ancestors.
-    forget: frees KV that no later row reads; called after each level.
+    free_unread: frees KV that no later row reads; called after each level.
 
     Raises:
         CapacityError: if a KV budget cannot hold them; KV computed so far stays on the nodes.
@@ -166,7 +166,7 @@ def restore_kv(
     if generator is not None:
         for _, level in groupby(needed, key=lambda node: node.depth):
             _restore_level(generator, list(level))
-            forget()
+            free_unread()
     keeper: Any = verifier if hasattr(verifier, "restore") else None
     if keeper is not None:  # the verifier is a model with KV of its own
         device = keeper.tree_model.decoder.device

@@ -149,17 +149,17 @@ class PassSeconds:
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
 
-    def note(self, rows: int, seconds: float) -> None:
+    def record_pass(self, rows: int, seconds: float) -> None:
         """Record the seconds of a pass with `rows` rows, capped at three times the estimate."""
         if self._weight > 1:
-            seconds = min(seconds, 3 * self.of(rows))
+            seconds = min(seconds, 3 * self.estimate_s(rows))
         measured = (1.0, rows, seconds, rows * rows, rows * seconds)
         sums = (self._weight, self._rows, self._seconds, self._squares, self._products)
         self._weight, self._rows, self._seconds, self._squares, self._products = (
             _KEPT * old + new for old, new in zip(sums, measured, strict=True)
         )
 
-    def of(self, rows: int) -> float:
+    def estimate_s(self, rows: int) -> float:
         """Return the estimated seconds of a pass with `rows` rows.
 
         Before the first measurement the unit is arbitrary.
@@ -183,7 +183,7 @@ class DraftLengths:
         self.seconds = PassSeconds()
         self._drawn, self._tried = Counter[int](), Counter[int]()
 
-    def note(self, lengths: Sequence[int], accepted: int, *, stopped: bool) -> None:
+    def record_draft(self, lengths: Sequence[int], accepted: int, *, stopped: bool) -> None:
         """Record that the first `accepted` tokens of a draft were accepted.
 
         lengths: for each drafted token, the length of the suffix that predicted it.
@@ -219,7 +219,9 @@ class DraftLengths:
         totals = range(num_rows, num_rows + len(chances) + 1)
         sizes = sorted({padded_rows(total, least_rows) for total in totals})
         takes = [min(len(chances), size - num_rows) for size in sizes]
-        rates = [gained[n] / self.seconds.of(size) for n, size in zip(takes, sizes, strict=True)]
+        rates = [
+            gained[n] / self.seconds.estimate_s(size) for n, size in zip(takes, sizes, strict=True)
+        ]
         taken = Counter(row for _, row in chances[: takes[rates.index(max(rates))]])
         return [taken[row] for row in range(num_rows)]
 
@@ -245,7 +247,9 @@ class DraftTrials:
         pays = self._rate(size, drafted=True) >= self._rate(size, drafted=False)
         return pays is (number % _TRIED_AGAIN != 0)
 
-    def note(self, num_rows: int, tokens: int, seconds: float, *, drafted: bool) -> None:
+    def record_iteration(
+        self, num_rows: int, tokens: int, seconds: float, *, drafted: bool
+    ) -> None:
         """Record the tokens and seconds of an iteration."""
         size = padded_rows(num_rows).bit_length()
         old = self._spent.get((size, drafted), (0.0, 0.0))
@@ -266,7 +270,7 @@ class Drafts:
     def __init__(self, most: int | Literal["auto"]) -> None:
         self._decides = most == "auto"
         self.most = AUTO_DRAFTS if most == "auto" else most
-        self.worth, self.trials = DraftLengths(), DraftTrials()
+        self.length_rule, self.trials = DraftLengths(), DraftTrials()
         self._trees: WeakKeyDictionary[Node, _TreeText] = WeakKeyDictionary()
         self._lengths: dict[Row, list[int]] = {}
 
@@ -285,7 +289,7 @@ class Drafts:
         for row in rows:
             self._text_of(row).index_path(row)
         num_tokens, spent_s = sum(len(row.tokens) for row in rows), time.perf_counter() - began
-        self.trials.note(len(rows), num_tokens - before, spent_s, drafted=drafted)
+        self.trials.record_iteration(len(rows), num_tokens - before, spent_s, drafted=drafted)
 
     def draft(
         self,
@@ -302,13 +306,13 @@ class Drafts:
         for row, room in rooms.items():
             drafts[row], self._lengths[row] = self._draft_row(row, behind[row], room)
         if self._decides:
-            chosen = self.worth.choose_lengths([*self._lengths.values()], least_rows)
+            chosen = self.length_rule.choose_lengths([*self._lengths.values()], least_rows)
             drafts = {
                 row: draft[:n] for (row, draft), n in zip(drafts.items(), chosen, strict=True)
             }
         return drafts
 
-    def note(
+    def record_pass(
         self,
         drafts: Mapping[Row, Sequence[int]],
         used: Mapping[Row, int],
@@ -320,10 +324,10 @@ class Drafts:
         used: for each row, the number of tokens it got, with the one that needs no draft.
         rows: rows of the pass, padding included.
         """
-        self.worth.seconds.note(rows, seconds)
+        self.length_rule.seconds.record_pass(rows, seconds)
         for row, draft in drafts.items():
             lengths = self._lengths.get(row, ())[: len(draft)]
-            self.worth.note(lengths, used[row] - 1, stopped=row.stop is not None)
+            self.length_rule.record_draft(lengths, used[row] - 1, stopped=row.stop is not None)
 
     def _draft_row(
         self, row: Row, behind: tuple[int, ...], room: int

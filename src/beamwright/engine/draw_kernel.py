@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import libdevice
 
 from beamwright.attention.kernels import is_interpreted
-from beamwright.engine.filter_kernel import borders_of, in_order
+from beamwright.engine.filter_kernel import compute_borders, order_value
 from beamwright.engine.noise import NOISE_BITS
 
 PIECE_TOKENS = 2048  # tokens of the vocabulary per piece
@@ -93,7 +93,7 @@ def draw_pieces(
 ):  # fmt: skip
     """Find the best token of each piece: one program per row and piece of TOKENS tokens.
 
-    borders, lasts: see `filter_kernel.borders_of`; None if no row has filters.
+    borders, lasts: see `filter_kernel.compute_borders`; None if no row has filters.
     piece_tokens [rows, pieces] int32: output, the kept token with the best score.
     pieces [rows, pieces, 3] float32: output, that score, the largest logit, and the sum of
     exponentials relative to the largest logit.
@@ -114,7 +114,7 @@ def draw_pieces(
     heat = tl.load(temperature + row)
     races = (tl.load(greedy + row) == 0) & (best > float("-inf"))
     if borders is not None:
-        order, border = in_order(given, heat), tl.load(borders + row)
+        order, border = order_value(given, heat), tl.load(borders + row)
         left = (order > border) | ((order == border) & (token <= tl.load(lasts + row)))
         any_left = tl.max(left.to(tl.int32), axis=0) > 0
         best = tl.where(races & (any_left == 0), float("-inf"), best)
@@ -189,7 +189,7 @@ def draw(
     tokens = torch.empty(num_rows, dtype=torch.long, device=device)
     logprobs = torch.empty(num_rows, device=device)
     greedy, temperature = greedy.contiguous(), temperature.contiguous()
-    borders = borders_of(logits, greedy, temperature, *filters) if filters else (None, None)
+    borders = compute_borders(logits, greedy, temperature, *filters) if filters else (None, None)
     draw_pieces[(num_rows, num_pieces)](
         logits, keys.contiguous(), positions.contiguous(), greedy, temperature, *borders,
         piece_tokens, pieces, num_tokens, logits.stride(0),

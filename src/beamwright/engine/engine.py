@@ -149,29 +149,33 @@ class Engine:
 
         The score of a speculative child is kept apart until selection opens the child.
         """
-        node, ahead = event.node, event.node.speculative
+        node, is_speculative = event.node, event.node.speculative
         self._speculative_of.pop(run, None)
-        if ahead and node not in run.speculative:
+        if is_speculative and node not in run.speculative:
             return  # a late event of a discarded child
         match event:
             case StepDecoded():
                 self._speculation_is_stale = True
-                if not ahead:
+                if not is_speculative:
                     run.round.open.pop(node, None)
                     run.served += len(event.token_ids)
                 run.tree.commit(**vars(event))
-            case StepScored() if ahead:
+            case StepScored() if is_speculative:
                 run.speculative.scores[node] = event.score
             case StepScored():
                 run.round.unscored.pop(node, None)
                 self._speculation_is_stale = True
                 self._set_score(run, node, event.score)
-            case StepDropped() if ahead:
+            case StepDropped() if is_speculative:
                 run.speculative.remove(node)
                 self._executor.release([node])
-            case StepFailed() if not (ahead or run.round.postpone_score(node, event.error)):
+            case StepFailed() if not (
+                is_speculative or run.round.postpone_score(node, event.error)
+            ):
                 self._fail(run, event.error)
-            case StepAwaited() if not ahead and run.is_out_of_time() and not run.is_overdue():
+            case StepAwaited() if (
+                not is_speculative and run.is_out_of_time() and not run.is_overdue()
+            ):
                 # Only a tree without any step fails here. Other trees end their round in `step`.
                 assert run.rule is not None
                 self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
@@ -182,8 +186,8 @@ class Engine:
         self._submit_for_scoring(run)
         if run.round.is_unfinished:
             return
-        # Unjudged steps are extended within the round; they do not end it.
-        run.tree.rounds += not run.unjudged_candidates()
+        if not run.unjudged_candidates():  # these are extended within the same round
+            run.tree.rounds += 1
         run.record_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
@@ -225,8 +229,8 @@ class Engine:
             run.round.unscored.update(dict.fromkeys(steps))
             run.round.num_submits += 1
             scores_ahead = self.verify_ahead and not self.listwise
-            ahead = run.take_children_to_score(len(steps)) if scores_ahead else ()
-            self._executor.verify((*steps, *ahead), run.priority)
+            children = run.take_children_to_score(len(steps)) if scores_ahead else ()
+            self._executor.verify((*steps, *children), run.priority)
 
     def _set_score(self, run: TreeRun, node: Node, score: float | None) -> None:
         with self._fails_alone(run):
@@ -238,11 +242,11 @@ class Engine:
 
     def _speculate(self) -> None:
         """Choose children of decoded steps that the writer may decode in idle slots."""
-        self._speculation_is_stale, ahead = False, self._writer
-        pays = ahead.speculation != "auto" or (len(self._live) == 1 and self.payoff.pays)
-        if ahead.speculation == "off" or not (pays or self.explore == "decoupled"):
+        self._speculation_is_stale, writer = False, self._writer
+        pays = writer.speculation != "auto" or (len(self._live) == 1 and self.payoff.pays)
+        if writer.speculation == "off" or not (pays or self.explore == "decoupled"):
             self._speculative_of.clear()
-            ahead.speculate(())
+            writer.speculate(())
             return
         if not pays:
             unsure = [run for run in self._live.values() if not run.traits.certain]
@@ -254,7 +258,7 @@ class Engine:
                 with self._fails_alone(run):
                     prospects = run.prospects()
                     # One child is decoded; its siblings begin with a share of its tokens.
-                    if ahead.speculation == "truncate":
+                    if writer.speculation == "truncate":
                         prospects = [replace(prospect, children=1) for prospect in prospects]
                     self._speculative_of[run] = [
                         (prospect.potential, run.speculative.open_children(prospect))
@@ -262,7 +266,7 @@ class Engine:
                     ]
         likely = [pair for run in self._live.values() for pair in self._speculative_of[run]]
         likely.sort(key=lambda pair: -pair[0])
-        ahead.speculate([child for _, children in likely for child in children])
+        writer.speculate([child for _, children in likely for child in children])
 
     def _drop_unopenable(self, run: TreeRun) -> None:
         """Free speculative children that selection can no longer open."""

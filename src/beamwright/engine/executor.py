@@ -20,7 +20,7 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.cores import num_cores
 from beamwright.counters import Progress
-from beamwright.engine.scoring import LESS, Scoring, remaining_batch
+from beamwright.engine.scoring import MEMORY_ADVICE, Scoring, remaining_batch
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.models.load import convert_memory_errors
 from beamwright.models.tree_model import TreeModel
@@ -178,7 +178,7 @@ class Executor:
     def _iterate(self) -> list[Event]:
         number = self.writer.counts.groups - self._groups_before
         with (
-            convert_memory_errors("a round cannot be finished (decode)", LESS),
+            convert_memory_errors("a round cannot be finished (decode)", MEMORY_ADVICE),
             self._accounting.phase("decode", self._stalled_s),
             self._timeline.span("decode", "compute", group=number) as facts,
         ):

@@ -45,7 +45,7 @@ def has_filters(row, greedy, top_k, top_p, min_p):
 
 
 @triton.jit
-def in_order(logit, heat):
+def order_value(logit, heat):
     """Return the value by which tokens are ordered: the logit divided by the temperature `heat`.
 
     Rounding may make two neighbours equal; then ids decide. 16-bit logits never become equal, so
@@ -85,13 +85,13 @@ def _weight(logit, counts, highest, heat):
 
 
 @triton.jit
-def _reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
+def _sum_reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
     """Return the number of logits at or above `least` (if `counts`), or else their mass."""
-    reached, border = tl.zeros([CHUNK], tl.int64), in_order(least, heat)
+    reached, border = tl.zeros([CHUNK], tl.int64), order_value(least, heat)
     for start in tl.range(0, size, CHUNK, loop_unroll_factor=2):  # loads overlap
         place = start + tl.arange(0, CHUNK)
         logit = tl.load(values + place, place < size, other=float("-inf"))
-        reaches = (place < size) & (in_order(logit, heat) >= border)
+        reaches = (place < size) & (order_value(logit, heat) >= border)
         reached += tl.where(reaches, _weight(logit, counts, highest, heat), 0)
     return tl.sum(reached, axis=0)
 
@@ -108,7 +108,7 @@ def _search(
     while low < high:
         middle = high - (high - low) // 2
         least = _value(middle, values.dtype.element_ty, UNUSED)
-        if _reaching(values, size, least, counts, highest, heat, CHUNK) >= wanted:
+        if _sum_reaching(values, size, least, counts, highest, heat, CHUNK) >= wanted:
             low = middle
         else:
             high = middle - 1
@@ -116,7 +116,7 @@ def _search(
 
 
 @triton.jit
-def _appended(out, num, value, chosen, room):
+def _append_chosen(out, num, value, chosen, room):
     """Append the chosen values to `out`, which has `num` values; return the new number.
 
     Values beyond `room` are counted but not stored.
@@ -128,7 +128,7 @@ def _appended(out, num, value, chosen, room):
 
 
 @triton.jit
-def _collected(
+def _collect_tokens(
     logits, maxima, values, groups, ids, edge, heat, num_tokens, num_groups,
     GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -136,12 +136,14 @@ def _collected(
 
     Return the number of these tokens, which is above ROOM if they did not fit.
     """
-    num, least = 0, in_order(edge, heat)
+    num, least = 0, order_value(edge, heat)
     for start in range(0, num_groups, CHUNK):
         group = start + tl.arange(0, CHUNK)
         here = group < num_groups
         largest = tl.load(maxima + group, here, other=float("-inf"))
-        num = _appended(groups, num, group, here & (in_order(largest, heat) >= least), num_groups)
+        num = _append_chosen(
+            groups, num, group, here & (order_value(largest, heat) >= least), num_groups
+        )
     tl.debug_barrier()
     size = 0
     if num <= ROOM:
@@ -151,9 +153,9 @@ def _collected(
             token = group * GROUP + place % GROUP
             here = token < num_tokens
             logit = tl.load(logits + token, here, other=float("-inf"))
-            chosen = here & (in_order(logit, heat) >= least)
-            _appended(values, size, logit, chosen, ROOM)
-            size = _appended(ids, size, token, chosen, ROOM)
+            chosen = here & (order_value(logit, heat) >= least)
+            _append_chosen(values, size, logit, chosen, ROOM)
+            size = _append_chosen(ids, size, token, chosen, ROOM)
     else:
         size = num
     tl.debug_barrier()
@@ -167,14 +169,14 @@ def _last_kept(values, size, border, wanted, highest, heat, CHUNK: tl.constexpr)
     for start in range(0, size, CHUNK):
         place = start + tl.arange(0, CHUNK)
         logit = tl.load(values + place, place < size, other=float("-inf"))
-        over = (place < size) & (in_order(logit, heat) > border)
+        over = (place < size) & (order_value(logit, heat) > border)
         above += tl.where(over, _weight(logit, False, highest, heat), 0)
     before, last = tl.sum(above, axis=0), -1
     for start in range(0, size, CHUNK):
         place = start + tl.arange(0, CHUNK)
         here = place < size
         logit = tl.load(values + place, here, other=float("-inf"))
-        equal = here & (in_order(logit, heat) == border)
+        equal = here & (order_value(logit, heat) == border)
         mass = tl.where(equal, _weight(logit, False, highest, heat), 0)
         kept = equal & (before + tl.cumsum(mass, axis=0) - mass < wanted)
         last = tl.maximum(last, tl.max(tl.where(kept, place, -1), axis=0))
@@ -212,7 +214,7 @@ def find_maxima(
 
 
 @triton.jit
-def _border(
+def _find_border(
     logits, values, ids, total, highest, heat, top_k, top_p, num_tokens, num_groups,
     GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, UNUSED: tl.constexpr,
 ):  # fmt: skip
@@ -224,10 +226,10 @@ def _border(
     dtype: tl.constexpr = logits.dtype.element_ty
     counts = top_k > 0
     key = _key(tl.cast(float("-inf"), tl.float32), UNUSED)
-    wanted = tl.where(counts, top_k, _part(total, top_p))
+    wanted = tl.where(counts, top_k, _mass_share(total, top_p))
     key = _search(values, num_groups, wanted, counts, key, highest, heat, UNUSED, CHUNK)
     searched, searched_ids = values + num_groups, ids + num_groups
-    size = _collected(
+    size = _collect_tokens(
         logits, values, searched, ids, searched_ids, _value(key, dtype, UNUSED), heat, num_tokens,
         num_groups, GROUP, ROOM, CHUNK,
     )  # fmt: skip
@@ -237,27 +239,27 @@ def _border(
     if counts:
         key = _search(searched, size, top_k, True, key, highest, heat, UNUSED, CHUNK)
         least = _value(key, dtype, UNUSED)
-        total = _reaching(searched, size, least, False, highest, heat, CHUNK)
+        total = _sum_reaching(searched, size, least, False, highest, heat, CHUNK)
     last = tl.cast(num_tokens, tl.int32)
     if top_p < float("inf"):
-        wanted = _part(total, top_p)
+        wanted = _mass_share(total, top_p)
         key = _search(searched, size, wanted, False, key, highest, heat, UNUSED, CHUNK)
-        border = in_order(_value(key, dtype, UNUSED), heat)
+        border = order_value(_value(key, dtype, UNUSED), heat)
         last = _last_kept(searched, size, border, wanted, highest, heat, CHUNK)
         if (last >= 0) & (is_whole == 0):
             last = tl.load(searched_ids + last)
-    return in_order(_value(key, dtype, UNUSED), heat), last
+    return order_value(_value(key, dtype, UNUSED), heat), last
 
 
 @triton.jit
-def _part(total, top_p):
+def _mass_share(total, top_p):
     """Return the share `top_p` of a mass, at least 1."""
     top_p = tl.minimum(top_p, 1.0)  # infinity means that top-p is off
     return tl.maximum((total.to(tl.float32) * top_p).to(tl.int64), 1)
 
 
 @triton.jit
-def _floor(min_p, highest, heat, UNUSED: tl.constexpr):
+def _min_p_key(min_p, highest, heat, UNUSED: tl.constexpr):
     """Return the smallest key with at least `min_p` of the most likely token's probability."""
     low, high = _key(tl.cast(float("-inf"), tl.float32), UNUSED), _key(highest, UNUSED)
     while low < high:
@@ -279,7 +281,7 @@ def find_borders(
     """Find the border of each row, with one program per row.
 
     values, ids [rows, groups + ROOM]: the groups' maxima, then space for collected tokens.
-    borders [rows] float32: output, border values of `in_order`; minus infinity without filters.
+    borders [rows] float32: output, border values of `order_value`; minus infinity without filters.
     lasts [rows]: output, last kept id among tokens of the border value.
     """
     row = tl.program_id(0)
@@ -297,12 +299,12 @@ def find_borders(
         mass = tl.where(largest > float("-inf"), mass * _share(largest, highest, heat), 0.0)
         total = (tl.sum(mass, axis=0) * _ONE).to(tl.int64)
         if (most > 0) | (share < float("inf")):
-            border, last = _border(
+            border, last = _find_border(
                 logits, values, ids, total, highest, heat, most, share, num_tokens, num_groups,
                 GROUP, ROOM, CHUNK, UNUSED,
             )  # fmt: skip
-        floor = _floor(tl.load(min_p + row), highest, heat, UNUSED)
-        floor = in_order(_value(floor, logits.dtype.element_ty, UNUSED), heat)
+        floor = _min_p_key(tl.load(min_p + row), highest, heat, UNUSED)
+        floor = order_value(_value(floor, logits.dtype.element_ty, UNUSED), heat)
         if floor > border:
             border, last = floor, tl.cast(num_tokens, tl.int32)
     tl.store(borders + row, border)
@@ -312,12 +314,12 @@ def find_borders(
 _UNUSED = {torch.bfloat16: 16, torch.float16: 13}  # low float32 bits that these types lack
 
 
-def borders_of(
+def compute_borders(
     logits: Tensor, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return which tokens top-k, top-p and min-p keep: borders [rows] and last kept ids [rows].
 
-    A row keeps tokens with `in_order` above its border, and tokens equal to it up to the last id.
+    A row keeps tokens whose `order_value` is above its border, and equal ones up to the last id.
 
     logits: [rows, tokens] of any float type; the tokens of a row are contiguous.
     greedy: [rows]. The other parameters are [rows, 1], as in `sampling.RowSampling`.

@@ -48,7 +48,7 @@ class Prompts:
         self._settings = settings
         self._args: WeakKeyDictionary[Node, Mapping[str, Any]] = WeakKeyDictionary()
 
-    def tree(
+    def make_tree(
         self,
         problem_id: str | int,
         problem: Problem,
@@ -160,7 +160,7 @@ class Prompts:
         for turn in dict.fromkeys(getattr(strategy, "turns", ())):
             self._turn_ids(turn, {})
 
-    def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
+    def render_turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
         """Render a user turn after an ended reply; None if it does not fit the context.
 
         A turn that stands alone is rendered like a problem.
@@ -183,7 +183,7 @@ class Prompts:
         self._check_size(self._codec, turn.text, "the question of the search")
         return self._codec.render_turn(turn.text, template_args)
 
-    def synthetic(self, num_tokens: int) -> SearchTree:
+    def make_random_tree(self, num_tokens: int) -> SearchTree:
         """Create a tree with a prompt of random token ids, equal in every run.
 
         Raises:
@@ -194,13 +194,13 @@ class Prompts:
         ids = torch.randint(self._vocab, (num_tokens,), generator=generator).tolist()
         return SearchTree(0, tuple(ids), "")
 
-    def check(
+    def check_resumed(
         self, tree: SearchTree, file: Path, problem: str | None, thinking: str | int = "auto"
     ) -> None:
         """Check that a resumed tree has the prompt that this model and tokenizer would give it.
 
         file: where the tree was saved. problem: the expected problem; None accepts any.
-        thinking: see `tree`.
+        thinking: as in `make_tree`.
 
         Raises:
             InputError: if the prompt differs, or a token does not fit the model.
@@ -209,9 +209,9 @@ class Prompts:
         if problem is not None and problem.strip() != root.problem_text:
             raise InputError(f"{file}: was saved with another problem")
         again = (
-            self.tree(root.problem_id, root.problem_text, thinking, root.now)
+            self.make_tree(root.problem_id, root.problem_text, thinking, root.now)
             if root.problem_text
-            else self.synthetic(len(root.token_ids))
+            else self.make_random_tree(len(root.token_ids))
         )
         if again.root.token_ids != root.token_ids:
             raise InputError(f"{file}: was saved with another tokenizer or chat template")

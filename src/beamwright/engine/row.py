@@ -36,7 +36,7 @@ class Decoding:
     seed: int = 0
 
 
-class Decodings:
+class TreeDecodings:
     """Map from each tree's root to its `Decoding`.
 
     default: the settings of trees without settings of their own.
@@ -217,7 +217,7 @@ class Row:
         """
         return count if self.thought is None and not self.stop else min(count, self.forwards_left)
 
-    def needs(self) -> dict[Segment, int]:
+    def needed_segments(self) -> dict[Segment, int]:
         """Return the segments that the row needs on the device, with 1 copy of each.
 
         These are the segments of the row's path, and its own.
@@ -229,7 +229,7 @@ class Row:
 
     def pin_segments(self) -> None:
         """Pin the segments that the row reads and writes. They must all be on the device."""
-        self.lease.add(self.needs())
+        self.lease.add(self.needed_segments())
 
     def unpin_segments(self) -> None:
         """Unpin the row's segments, which may then be evicted."""
@@ -244,7 +244,7 @@ class Row:
         if self.limit_outside_thought is not None:
             self.thought = None
 
-    def add(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
+    def append_tokens(self, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
         """Append sampled tokens with their values (log-probabilities and statistics).
 
         Stop before the first token with a log-probability that is not finite, and set `error`
@@ -269,7 +269,7 @@ class Row:
         assert self.node.parent is not None
         return self.node.parent.path_token_ids()[self.node.replies_to.end :] + self.tokens
 
-    def decoded(self, text: str) -> StepDecoded:
+    def make_event(self, text: str) -> StepDecoded:
         """Make the event of the complete step. text: the whole reply, this step included."""
         assert self.stop is not None
         stats = {name: tuple(values) for name, values in self.stats.items()}

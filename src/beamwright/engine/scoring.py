@@ -21,7 +21,7 @@ from beamwright.tree import Node, Sees, group_by_root
 
 _depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are still finite floats
-LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
+MEMORY_ADVICE = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ class Scoring:
             return []
         try:
             with (
-                convert_memory_errors("a round cannot be finished (verify)", LESS),
+                convert_memory_errors("a round cannot be finished (verify)", MEMORY_ADVICE),
                 self.accounting.phase("verify", self._stalled_s),
                 self.timeline.span("verify", "verify", steps=len(nodes)),
             ):
@@ -256,9 +256,9 @@ def make_score_events(
     events: list[StepScored] = []
     for node, score in zip(nodes, scores, strict=True):
         if not isinstance(score, Real | None):
-            raise InputError(f"{name}: the score of {_place(node)} is {type(score).__name__}")
+            raise InputError(f"{name}: the score of {_name_step(node)} is {type(score).__name__}")
         if not _is_usable(score):
-            raise NotFiniteError(f"{name}: the score of {_place(node)} is {score!s:.40}")
+            raise NotFiniteError(f"{name}: the score of {_name_step(node)} is {score!s:.40}")
         events.append(StepScored(node, None if score is None else float(score)))
     return events
 
@@ -272,7 +272,7 @@ def check_path_score(node: Node) -> None:
     if not _is_usable(node.score):
         steps = [step.step_score for step in node.reply()]
         raise NotFiniteError(
-            f"the path score of {_place(node)} is {node.score} (from {steps[-3:]})"
+            f"the path score of {_name_step(node)} is {node.score} (from {steps[-3:]})"
         )
 
 
@@ -280,5 +280,5 @@ def _is_usable(score: float | None) -> bool:
     return score is None or abs(score) <= _LARGEST_SCORE  # False for NaN
 
 
-def _place(node: Node) -> str:
+def _name_step(node: Node) -> str:
     return f"problem {node.problem_id}, step {node.depth}"

@@ -39,7 +39,7 @@ _ON_CPU, _ON_CARD, _INTERPRETED = (0, 1, 4, 9, 45), (0, 1, 9, 30, 70), (0, 3, 9)
 _FIXED = (0, 1, 5)  # if matrix products sum in a fixed order
 
 
-def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
+def kernel_key(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
     """Return a key that is equal for models that run the same kernels; one test covers them."""
     return *decoder.kind, type(backend), backend.name
 
@@ -47,9 +47,9 @@ def kind(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
 def set_least_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:
     """Find the smallest batch size that is still batch-invariant, and set `least_rows` to it.
 
-    Return False if no size is. The decoders must be of one `kind`. On a CPU, one to four rows are
-    padded to 2 or 4 rows instead of 8 if that is exact, because a product of 8 rows takes 1.4 times
-    as long as one of 2. A single row is not padded at all if all products allow it. On other
+    Return False if no size is. All decoders must have one `kernel_key`. On a CPU, one to four rows
+    are padded to 2 or 4 rows instead of 8 if that is exact, because a product of 8 rows takes 1.4
+    times as long as one of 2. A single row is not padded at all if all products allow it. On other
     devices only 8 is tried, because libraries choose kernels by the number of rows. With recurrent
     layers, too, only 8 is tried: their gates are one number per row, and a CPU rounds fewer numbers
     than a vector register holds differently, in rare tokens only.

@@ -18,13 +18,13 @@ from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.capacity import Capacity, WorkingMemory
+from beamwright.engine.draft_passes import DraftPasses, why_one_token_each
 from beamwright.engine.drafts import Drafts
-from beamwright.engine.drawn import IterationResults, StepBuffers
 from beamwright.engine.endings import StopFinder, cut_at_stop_string
 from beamwright.engine.graphs import make_replay
-from beamwright.engine.passes import DraftPasses, why_one_token_each
-from beamwright.engine.row import OWNER, Decoding, Decodings, IterationWork, Row, path_to
+from beamwright.engine.row import OWNER, Decoding, IterationWork, Row, TreeDecodings, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, likeliest, samples_in_kernel
+from beamwright.engine.step_results import IterationResults, StepBuffers
 from beamwright.errors import InputError
 from beamwright.kv.streams import sent
 from beamwright.models.decoder import captured_rows, padded_rows
@@ -46,7 +46,7 @@ class TensorRows:
     token_stats: names of statistics to keep of every token's distribution (`sampling.TOKEN_STATS`).
     replay: runs captured steps; None: plain calls, with buffers that are freed with the rows.
     drafts: source of drafted tokens; None if passes compute one token per row
-        (`passes.why_one_token_each`).
+        (`draft_passes.why_one_token_each`).
     keeps_states: keep the hidden states that tokens are sampled from (`GeneratorState.drawn_from`).
     """
 
@@ -78,8 +78,9 @@ class TensorRows:
             model.decoder, model.store, model.backend, stays=self._keeps_memory
         )
         self._drafts, self._keeps_states = drafts, keeps_states
-        parts = model.decoder, self._session, self._sampler, self._stops
-        self._passes = DraftPasses(*parts, keeps_states)
+        self._passes = DraftPasses(
+            model.decoder, self._session, self._sampler, self._stops, keeps_states
+        )
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement, self._launched_ahead = 0, False
@@ -159,10 +160,10 @@ class TensorRows:
             self._rows[place] = None
         if gone:
             self._session.drop_rows(gone)
-        thinks = any([row.thought is None for row in running])
+        undecided = any([row.thought is None for row in running])
         # If the next iteration can use the rows unchanged, its first step is launched before the
         # host reads this iteration's results.
-        goes_on = goes_on and not (thinks or self.replay.is_plain or self._decoder.shape.states)
+        goes_on = goes_on and not (undecided or self.replay.is_plain or self._decoder.shape.states)
         goes_on = goes_on and self._session.max_tokens() > max_tokens
         goes_on = goes_on and self._session.has_room(max_tokens + 1)
         buffers = self._step_buffers()
@@ -174,7 +175,7 @@ class TensorRows:
             self._session.prepare(left)
         # Load settings again next time: the next token shows whether the step is a thought, which
         # sets its limit and its forced end.
-        self._arrangement += thinks
+        self._arrangement += undecided
         rows = self._places(), buffers.keys, buffers.sampling
         with (
             nullcontext()
@@ -263,7 +264,7 @@ class TensorRows:
     def _compute_step(self, buffers: StepBuffers) -> None:
         """Compute one token of every row, with tensor operations only (for CUDA graphs)."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
-        buffers.keep(hidden=hidden)
+        buffers.store_results(hidden=hidden)
         # Stopped rows are computed too; their positions must stay inside the context.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
         self._sample_tokens(buffers, self._decoder.logits(hidden))
@@ -273,12 +274,12 @@ class TensorRows:
         tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
         )
-        buffers.keep(
+        buffers.store_results(
             tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits, buffers.sampling)
         )
         if buffers.wants_top:
             ids, top = likeliest(logits, self.num_tokens)
-            buffers.keep(top_ids=ids, top_logprobs=top)
+            buffers.store_results(top_ids=ids, top_logprobs=top)
         buffers.tokens.copy_(tokens)
         buffers.index.add_(1)
 
@@ -312,7 +313,7 @@ class TensorRows:
             if self._keeps_states and hidden.shape[2] and used:
                 row.drawn_from.append(hidden[:used, place].clone())
             if used:
-                row.add(tokens[place][:used], columns[place])
+                row.append_tokens(tokens[place][:used], columns[place])
             row.top += drawn.top(place, used, row.decoding.sampling.top_logprobs)
             if row.stop is None or row.error is not None:
                 continue
@@ -380,7 +381,7 @@ def make_running_batch(
         drafts = Drafts(most)
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
-    decodings = Decodings(default, codec.thoughts if codec is not None else None)
+    decodings = TreeDecodings(default, codec.thoughts if codec is not None else None)
     rows = TensorRows(model, codec, token_stats, replay, drafts, keeps_states=keeps_states)
     return RunningBatch(
         rows,

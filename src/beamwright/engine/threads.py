@@ -77,22 +77,22 @@ def _shorten_waits() -> None:
     if hasattr(library, "kmp_set_blocktime"):
         library.kmp_set_blocktime(1)
     elif hasattr(library, "GOMP_parallel"):
-        _park_pool()
+        _hold_idle_threads()
 
 
 @cache
-def _park_pool() -> None:
+def _hold_idle_threads() -> None:
     """Start idle OpenMP threads for the life of the process, so that the others spin less.
 
     The idle threads raise GNU's count of managed threads above the number of cores. They belong to
     a daemon thread. A forked child does not have that thread, but keeps the count.
     """
-    library, parked = ctypes.CDLL(torch._C.__file__), threading.Event()
+    library, held = ctypes.CDLL(torch._C.__file__), threading.Event()
 
     def hold() -> None:
         library.GOMP_parallel(library.omp_get_level, None, library.omp_get_num_procs() + 1, 0)
-        parked.set()
+        held.set()
         threading.Event().wait()
 
     threading.Thread(target=hold, name="beamwright-openmp", daemon=True).start()
-    parked.wait()
+    held.wait()

@@ -21,7 +21,7 @@ from beamwright.engine.endings import (
     delimiters,
     row_limit,
 )
-from beamwright.engine.row import Decoding, Decodings, Row, RowLimit
+from beamwright.engine.row import Decoding, Row, RowLimit, TreeDecodings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.kv.segments import Segment
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed, StepWriter
@@ -75,7 +75,7 @@ class RemoteSteps(StepWriter):
 
     def __post_init__(self) -> None:
         self.codec, self._context = self.source.codec, self.source.context
-        self._decodings, self._marks = Decodings(self.default), self.codec.thoughts
+        self._decodings, self._marks = TreeDecodings(self.default), self.codec.thoughts
         self._ends = StopFinder(self.codec)
         self._waiting: list[Node] = []
         self._running: dict[Node, _PendingRequest] = {}
@@ -284,7 +284,7 @@ class RemoteSteps(StepWriter):
         # log-probabilities of a complete text.
         whole = drawn == len(ids)
         row.logprobs = [*written.logprobs[: None if whole else drawn]]
-        return row.decoded(self._text(row, written, whole=whole))
+        return row.make_event(self._text(row, written, whole=whole))
 
     def _token_ids_of(self, written: Continuation) -> tuple[int, ...]:
         """Return the text's tokens, including the end token if it ended the text."""

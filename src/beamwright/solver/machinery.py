@@ -21,7 +21,7 @@ from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import capture_passes
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
-from beamwright.engine.selftest import kind, set_least_rows
+from beamwright.engine.selftest import kernel_key, set_least_rows
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.split import MovingSplit
 from beamwright.engine.tensor_rows import make_running_batch
@@ -132,7 +132,7 @@ class Machinery:
         progress.doing("checking that results do not depend on the batch")
         alike: dict[tuple[object, ...], list[TreeModel]] = {}
         for each in models:
-            alike.setdefault(kind(each.decoder, each.tested), []).append(each)
+            alike.setdefault(kernel_key(each.decoder, each.tested), []).append(each)
         with self.threads.in_use():
             # Test every group, even after one has failed, because the test also sets the minimum
             # number of rows that the group's models compute together.

@@ -217,7 +217,7 @@ class Solver:
         was = saved.tree.root.problem_text or len(saved.tree.root.token_ids)
         request = Request(lambda: saved.tree, asked, was, on_round, saving, prepare=begin)
         with self._calls.hold():
-            self._prompts.check(saved.tree, file, problem, asked.settings.step.thinking)
+            self._prompts.check_resumed(saved.tree, file, problem, asked.settings.step.thinking)
         return self._solve_alone(request)
 
     def synthetic(
@@ -232,7 +232,7 @@ class Solver:
         Raises:
             ProblemTooLongError: if the prompt fills the context.
         """
-        make_tree, asked = partial(self._prompts.synthetic, num_prompt_tokens), self._default
+        make_tree, asked = partial(self._prompts.make_random_tree, num_prompt_tokens), self._default
         saving = self._saving(checkpoint, asked)
         return self._solve_alone(Request(make_tree, asked, num_prompt_tokens, on_round, saving))
 
@@ -292,7 +292,7 @@ class Solver:
         asked = self._default.for_given_paths(len(given), max(map(len, given)), named)
         asked = asked.with_time(self._readers)
         request = Request(
-            partial(self._prompts.tree, problem_id, problem, now=asked.settings.step.now),
+            partial(self._prompts.make_tree, problem_id, problem, now=asked.settings.step.now),
             asked,
             problem,
             on_round,
@@ -370,7 +370,7 @@ class Solver:
 
     def prompt_tokens(self, problem: Problem) -> int:
         """Return the number of a prompt's tokens; raise InputError if it is bad. Thread-safe."""
-        return len(self._prompts.tree(0, problem).root.token_ids)
+        return len(self._prompts.make_tree(0, problem).root.token_ids)
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -417,7 +417,7 @@ class Solver:
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: the problem must be a text")
         step = asked.settings.step
-        make_tree = partial(self._prompts.tree, problem_id, problem, step.thinking, step.now)
+        make_tree = partial(self._prompts.make_tree, problem_id, problem, step.thinking, step.now)
         saving = self._saving(checkpoint, asked)
         return Request(make_tree, asked, problem, on_round, saving, priority=priority)
 
@@ -440,7 +440,7 @@ class Solver:
         with self._calls.hold():
             # Read `self.schedule` at every run, because the user may have replaced it.
             scheduler = RequestScheduler(
-                self._machinery, self.schedule, self._prompts.turn, in_flight
+                self._machinery, self.schedule, self._prompts.render_turn, in_flight
             )
             try:
                 yield from scheduler.run(arrivals)

@@ -102,7 +102,7 @@ class StepBuffers:
         """Optional parts of a step that these rows need; part of the key of a captured step."""
         return self.sampling.ways, self.wants_top
 
-    def keep(self, **values: torch.Tensor) -> None:
+    def store_results(self, **values: torch.Tensor) -> None:
         """Store results of the current step, by name [rows, ...]."""
         for name, result in values.items():
             self.results[name].index_copy_(0, self.index, result.unsqueeze(0))

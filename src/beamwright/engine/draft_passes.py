@@ -77,15 +77,17 @@ class DraftPasses:
             drafted = drafts.draft(rooms, self.decoder.least_rows)
             one = _Pass(drafted, places)
             hidden = self.session.forward_some(one.computed, one.written)
-            self._draw(one, hidden, keys, sampling)
-            used = {row: self._accept(one, row, hidden) for row in left}
+            self._sample_tokens(one, hidden, keys, sampling)
+            used = {row: self._accept_drafts(one, row, hidden) for row in left}
             self.session.advance({places[row]: count for row, count in used.items()})
-            drafts.note(drafted, used, len(hidden), time.perf_counter() - began)
+            drafts.record_pass(drafted, used, len(hidden), time.perf_counter() - began)
             num_passes, num_rows = num_passes + 1, num_rows + len(hidden)
             left = {row: n - used[row] for row, n in left.items() if not row.done}
         return IterationWork(num_passes, num_rows)
 
-    def _draw(self, one: _Pass, hidden: Tensor, keys: Tensor, sampling: RowSampling) -> None:
+    def _sample_tokens(
+        self, one: _Pass, hidden: Tensor, keys: Tensor, sampling: RowSampling
+    ) -> None:
         """Sample the token that follows each token of the pass, with its statistics."""
         index, positions = torch.tensor([one.rows, one.positions], device=hidden.device)
         drawn_at = (positions + 1).clamp_(max=self.decoder.shape.context - 1)
@@ -99,7 +101,7 @@ class DraftPasses:
             ids, top = (each.tolist() for each in likeliest(read, self.sampler.num_tokens))
             one.top = [list(zip(*pair, strict=True)) for pair in zip(ids, top, strict=True)]
 
-    def _accept(self, one: _Pass, row: Row, hidden: Tensor) -> int:
+    def _accept_drafts(self, one: _Pass, row: Row, hidden: Tensor) -> int:
         """Append sampled tokens to a row up to the first rejected draft.
 
         Return how many tokens of the pass count: the row's last token and the accepted drafts.
@@ -113,7 +115,7 @@ class DraftPasses:
         end = first + len(drawn)
         if self.keeps_states:
             row.drawn_from.append(hidden[first:end])
-        row.add(drawn, {name: values[first:end] for name, values in one.values.items()})
+        row.append_tokens(drawn, {name: values[first:end] for name, values in one.values.items()})
         if count := row.decoding.sampling.top_logprobs:
             row.top += [tuple(top[:count]) for top in one.top[first:end]]
         if used > len(drawn) and row.error is None:  # the token that stopped the row is forwarded
