@@ -179,7 +179,7 @@ class Usage:
             counters[name] = counters.get(name, Counters()) + counted
         return Usage(levels, counters)
 
-    def over(self) -> Usage:
+    def without_memory(self) -> Usage:
         """Return the usage of the engine after it has stopped: its counts, without memory."""
         return Usage({}, self.counters)
 

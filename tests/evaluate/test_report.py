@@ -8,10 +8,10 @@ import pytest
 from beamwright.evaluate.metrics import Record, summarise
 from beamwright.evaluate.report import (
     EvaluatedRun,
-    compared,
     draw,
     format_number,
     make_charts,
+    name_runs,
     write_report,
 )
 
@@ -147,12 +147,12 @@ def test_what_a_reader_has_to_know_is_said(write_page, run_of):
 
 
 def test_runs_that_differ_in_n_alone_are_one_method_and_other_differences_are_named(run_of):
-    assert compared([run_of(n=4), run_of(n=16), run_of("dvts")])[0] == ["beam", "beam", "dvts"]
+    assert name_runs([run_of(n=4), run_of(n=16), run_of("dvts")])[0] == ["beam", "beam", "dvts"]
     runs = [run_of(model="a/small"), run_of(model="a/large"), run_of(model="a/large", top_k=5)]
     names = ["beam, model small", "beam, model large", "beam, model large, top-k 5"]
-    assert compared(runs)[0] == names
+    assert name_runs(runs)[0] == names
     datasets = [run_of(dataset="x"), run_of(dataset="y")]
-    assert compared(datasets)[0] == ["beam, dataset x", "beam, dataset y"]
+    assert name_runs(datasets)[0] == ["beam, dataset x", "beam, dataset y"]
 
 
 def test_every_method_has_a_style_and_its_place_on_every_axis(run_of):

@@ -36,8 +36,8 @@ class Pool:
     The first row reads another's blocks, as the first token of a sibling; the others their own.
     """
 
-    def __init__(self, dtype, record_bytes, block_bytes):
-        rows, fixed = len(WAYS), -(-record_bytes // block_bytes)
+    def __init__(self, dtype, aligned_tensor_bytes, block_bytes):
+        rows, fixed = len(WAYS), -(-aligned_tensor_bytes // block_bytes)
         order = torch.randperm((rows + 1) * fixed + 2, generator=torch.Generator().manual_seed(3))
         owned = order[: (rows + 1) * fixed].view(rows + 1, fixed).to(DEVICE, torch.int32)
         self.storage = drawn(len(order), block_bytes // dtype.itemsize, dtype=dtype)

@@ -32,7 +32,7 @@ def test_a_step_is_the_longer_of_bytes_and_flops_plus_launches(
     assert (memory_s > compute_s) == (rows == 8)
     launches_s = 32 * gpu.decode_ops_per_layer * gpu.launch_s
     expected = max(memory_s, compute_s) + launches_s
-    assert roofline.decode_step(rows, read, seen) == pytest.approx(expected)
+    assert roofline.decode_step_s(rows, read, seen) == pytest.approx(expected)
 
 
 def test_a_pass_reads_and_writes_the_state_of_every_row(gpu):
@@ -41,10 +41,12 @@ def test_a_pass_reads_and_writes_the_state_of_every_row(gpu):
     assert (model.recurrent_layers, model.state_bytes) == (48, 147.75 * 2**20)
     hybrid, plain = costs.Roofline(model, gpu), costs.Roofline(replace(model, state_bytes=0), gpu)
     of_a_row = 2 * model.state_bytes / (gpu.device_bandwidth * gpu.bandwidth_share)
-    assert hybrid.decode_step(8, 0, 0) - plain.decode_step(8, 0, 0) == pytest.approx(8 * of_a_row)
-    assert hybrid.pass_costs().seconds(8) == pytest.approx(hybrid.decode_step(8, 0, 0))
+    assert hybrid.decode_step_s(8, 0, 0) - plain.decode_step_s(8, 0, 0) == pytest.approx(
+        8 * of_a_row
+    )
+    assert hybrid.pass_costs().seconds(8) == pytest.approx(hybrid.decode_step_s(8, 0, 0))
     # A prompt's state is read and written once for each of its chunks.
-    assert hybrid.prefill(512) <= plain.prefill(512) + 2.01 * of_a_row
+    assert hybrid.prefill_s(512) <= plain.prefill_s(512) + 2.01 * of_a_row
     attended = (
         hybrid.pass_parts_s(1, 0, 1000, costs.Layout.TREE)[1]
         - hybrid.pass_parts_s(1, 0, 0, costs.Layout.TREE)[1]
@@ -54,22 +56,22 @@ def test_a_pass_reads_and_writes_the_state_of_every_row(gpu):
 
 def test_more_work_never_takes_less_time(roofline):
     for layout in costs.Layout:
-        rises([roofline.decode_step(64, kv, kv, layout) for kv in range(0, 10**5, 10**4)])
-        rises([roofline.decode_step(rows, 1000, 1000, layout) for rows in (1, 64, 512, 4096)])
-    rises([roofline.prefill(tokens) for tokens in (1, 128, 1024, 4096)])
-    by_context = [roofline.prefill(1024, context) for context in (0, 1024, 8192)]
+        rises([roofline.decode_step_s(64, kv, kv, layout) for kv in range(0, 10**5, 10**4)])
+        rises([roofline.decode_step_s(rows, 1000, 1000, layout) for rows in (1, 64, 512, 4096)])
+    rises([roofline.prefill_s(tokens) for tokens in (1, 128, 1024, 4096)])
+    by_context = [roofline.prefill_s(1024, context) for context in (0, 1024, 8192)]
     rises(by_context)
-    assert by_context[0] == roofline.prefill(1024)
+    assert by_context[0] == roofline.prefill_s(1024)
 
 
 def test_transfers_by_direction_and_piece(opt, gpu):
     slow_back = costs.Roofline(
         opt, replace(gpu, d2h_bandwidth=gpu.h2d_bandwidth / 2, link_share=1.0)
     )
-    to_device = slow_back.transfer(15.75e9, 0, Direction.H2D)
+    to_device = slow_back.transfer_s(15.75e9, 0, Direction.H2D)
     assert to_device == pytest.approx(1.0)
-    assert slow_back.transfer(15.75e9, 0, Direction.D2H) == pytest.approx(2.0)
-    pieces = slow_back.transfer(15.75e9, 1000, Direction.H2D)
+    assert slow_back.transfer_s(15.75e9, 0, Direction.D2H) == pytest.approx(2.0)
+    pieces = slow_back.transfer_s(15.75e9, 1000, Direction.H2D)
     assert pieces - to_device == pytest.approx(1000 * gpu.copy_launch_s)
 
 

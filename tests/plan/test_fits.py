@@ -148,7 +148,7 @@ def test_a_step_is_one_prefill_of_all_beams(scored, opt, gpu):
     num_tokens, before = 64 * 33, 128 + 33
     union = 128 + 32 * 33
     seen = 64 * 33 * (before + 17)
-    expected = Roofline(opt, gpu).decode_step(num_tokens, union + num_tokens, seen)
+    expected = Roofline(opt, gpu).decode_step_s(num_tokens, union + num_tokens, seen)
     assert both.verify_s - first.verify_s == pytest.approx(expected)
     assert both.h2d_bytes == both.d2h_bytes == both.stall_s == 0
 

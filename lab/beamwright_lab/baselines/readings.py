@@ -24,11 +24,11 @@ def weigh_as_printed(values: Tensor) -> Tensor:
     """
     import torch
 
-    from beamwright.sparse.predict import RIDGE, inside_of, normal_equations
+    from beamwright.sparse.predict import RIDGE, normal_equations, weight_mask
 
     gram, target, scale = normal_equations(values)
     gram, target = (gram / scale).double(), (target / scale[..., 0]).double()
-    logits, inside = target.new_zeros(*target.shape, target.shape[-1]), inside_of(gram)
+    logits, inside = target.new_zeros(*target.shape, target.shape[-1]), weight_mask(gram)
     mean, square = torch.zeros_like(logits), torch.zeros_like(logits)
     for step in range(1, _STEPS + 1):
         weights = torch.where(inside, logits, -torch.inf).softmax(-1)

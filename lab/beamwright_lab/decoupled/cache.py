@@ -276,12 +276,12 @@ def hybrid_rows(card: str) -> Iterator[dict[str, Any]]:
         }
         for prompt in (PROMPT, 5 * PROMPT):
             read, seen = rows * PATH / SHARING, rows * PATH
-            mixed = generator.decode_step(
+            mixed = generator.decode_step_s(
                 rows + prompt, read + prompt, seen + prompt * (prompt + 1) / 2
             )
             row[f"with {prompt}"] = round(1e3 * mixed, 2)
             row[f"times, {prompt}"] = round(mixed / alone, 2)
-            row[f"apart, {prompt}"] = round(1e3 * (alone + generator.prefill(prompt)), 2)
+            row[f"apart, {prompt}"] = round(1e3 * (alone + generator.prefill_s(prompt)), 2)
         yield row
 
 
@@ -295,7 +295,7 @@ def rooflines(card: str) -> tuple[Roofline, Roofline]:
 
 def decode_time(roofline: Roofline) -> Callable[[int], float]:
     """Return a function from rows to the seconds of one token each; `SHARING` rows share a path."""
-    return lambda rows: roofline.decode_step(rows, rows * PATH / SHARING + rows, rows * PATH)
+    return lambda rows: roofline.decode_step_s(rows, rows * PATH / SHARING + rows, rows * PATH)
 
 
 def score_time(roofline: Roofline) -> Callable[[int], float]:
@@ -303,7 +303,7 @@ def score_time(roofline: Roofline) -> Callable[[int], float]:
 
     def seconds(tokens: int) -> float:
         read = max(1.0, tokens / STEP / SHARING) * PATH + tokens
-        return roofline.decode_step(tokens, read, tokens * PATH)
+        return roofline.decode_step_s(tokens, read, tokens * PATH)
 
     return seconds
 

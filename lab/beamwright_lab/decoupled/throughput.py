@@ -342,7 +342,7 @@ def utilisation(card: str) -> list[dict[str, Any]]:
         count = round(share * ROWS)
         problems = count / BEAMS * 3  # a third of a problem's rows run at a time
         read = count * STEP_TOKENS / 2 + problems * mean * 1.5
-        seconds = machine.generator.decode_step(count, read, count * mean)
+        seconds = machine.generator.decode_step_s(count, read, count * mean)
         rows.append({"card": card, "share": share, "rows": count, "tok/s": round(count / seconds)})
     for row in rows:
         row["times"] = round(row["tok/s"] / rows[0]["tok/s"], 2)

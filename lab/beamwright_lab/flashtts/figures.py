@@ -525,12 +525,12 @@ def throughput_rows(path_tokens: int = 1024) -> list[Row]:
 
 def _prefill_rate(roofline: Roofline, batch: int, path: int) -> float:
     tokens = batch * path
-    return tokens / roofline.decode_step(tokens, tokens, batch * path * (path + 1) / 2)
+    return tokens / roofline.decode_step_s(tokens, tokens, batch * path * (path + 1) / 2)
 
 
 def _decode_rate(roofline: Roofline, batch: int, path: int) -> float:
     tokens = batch * path
-    return batch / roofline.decode_step(batch, tokens, tokens, Layout.TREE)
+    return batch / roofline.decode_step_s(batch, tokens, tokens, Layout.TREE)
 
 
 def split_rows(num_beams: int = 512) -> list[Row]:

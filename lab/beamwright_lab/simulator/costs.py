@@ -62,7 +62,7 @@ class RooflineCosts:
         """Return the work of decoding `count` tokens for each of `num_rows` rows.
 
         read_tokens, seen_tokens: KV tokens of the first pass, each row's new token included (see
-            `Roofline.decode_step`). Both grow by `grow` per pass.
+            `Roofline.decode_step_s`). Both grow by `grow` per pass.
         """
         reads = [read_tokens + i * grow for i in range(count)]
         sees = [seen_tokens + i * grow for i in range(count)]
@@ -82,7 +82,7 @@ class RooflineCosts:
         return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        return self.roofline.transfer(num_bytes, num_pieces, direction)
+        return self.roofline.transfer_s(num_bytes, num_pieces, direction)
 
     def _passes(
         self,

@@ -98,10 +98,10 @@ def simulate_sparse(
             if not case.rule.is_sparse(visible):
                 if stretch.distinct * kv_bytes > kv_budget_bytes:
                     return None
-                token_s = roofline.decode_step(stretch.rows, stretch.distinct, stretch.visible)
+                token_s = roofline.decode_step_s(stretch.rows, stretch.distinct, stretch.visible)
                 decode_s += stretch.tokens * token_s
                 if number == 0:  # whole paths cross the link when rows join
-                    load_s = roofline.transfer(loaded_bytes, 0, Direction.H2D)
+                    load_s = roofline.transfer_s(loaded_bytes, 0, Direction.H2D)
                     decode_s, waited_s = decode_s + load_s, waited_s + load_s
                     h2d_bytes += loaded_bytes
                 continue

@@ -48,13 +48,13 @@ class Stage:
         """Return T_roof: the seconds to encode the new tokens of `batch` requests."""
         new = self.new_tokens
         seen = batch * new * (self.context_tokens + (new + 1) / 2)
-        return self.roofline.decode_step(batch * new, batch * self.held_tokens, seen)
+        return self.roofline.decode_step_s(batch * new, batch * self.held_tokens, seen)
 
     def decode_token_s(self, batch: int) -> float:
         """Return T_roof of decoding one token of `batch` requests, half-way through the stage."""
         half = self.new_tokens / 2
         read, seen = self.held_tokens - half, self.context_tokens + half
-        return self.roofline.decode_step(batch, batch * read, batch * seen)
+        return self.roofline.decode_step_s(batch, batch * read, batch * seen)
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def alternating_split(case: SplitCase, memory_bytes: int) -> Split:
     overhead_s = 0.0
     for stage in stages:
         new_bytes = count * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
-        overhead_s += stage.roofline.move_kv(swapped, Direction.H2D)
-        overhead_s += stage.roofline.move_kv(min(new_bytes, swapped), Direction.D2H)
+        overhead_s += stage.roofline.move_kv_s(swapped, Direction.H2D)
+        overhead_s += stage.roofline.move_kv_s(min(new_bytes, swapped), Direction.D2H)
         overhead_s += _load_s(case, stage, memory_bytes)
     prefill_s, prefill = min(_prefill_times(case, memory_bytes))
     decode_s, decode = min(_decode_times(case, memory_bytes))
@@ -231,7 +231,7 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
     if not case.keeps_kv:
         return 0.0
     missing = max(0.0, case.num_requests * stage.kv_bytes - own_bytes)
-    return stage.roofline.move_kv(missing, Direction.H2D)
+    return stage.roofline.move_kv_s(missing, Direction.H2D)
 
 
 # --- while a search runs ---------------------------------------------------------------------

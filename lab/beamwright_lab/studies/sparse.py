@@ -146,7 +146,7 @@ def decode_seconds(
     ASYNCSPADE: of the inference rank alone. Data-parallel: half of the rows on each device.
     """
     read, attended = _read(shape, method, load), _attended(shape, method, load)
-    return roofline.decode_step(load.rows, read, attended)
+    return roofline.decode_step_s(load.rows, read, attended)
 
 
 def _attended(shape: ModelShape, method: SparseMethod, load: SparseLoad) -> float:
@@ -235,7 +235,7 @@ def host_ranks(
     query_bytes = model.num_layers * model.num_heads * model.head_dim * model.element_bytes
     missed_bytes = model.kv_bytes_per_token * load.loaded_tokens(host.anew)
     return RankSeconds(
-        inference_s=roofline.decode_step(load.rows, load.chosen, load.chosen),
+        inference_s=roofline.decode_step_s(load.rows, load.chosen, load.chosen),
         cache_s=max(scored_bytes / host.bandwidth, flops / host.flops),
         up_s=load.rows * query_bytes / (hardware.d2h_bandwidth * hardware.link_share),
         down_s=missed_bytes / (hardware.h2d_bandwidth * hardware.link_share),

@@ -100,7 +100,7 @@ class Roster:
             heartbeat = self._alive.pop(name, None)
             if heartbeat is not None:
                 self.deaths += 1
-                self._gone = [reduce(add, [*self._gone, heartbeat.usage.over()])]
+                self._gone = [reduce(add, [*self._gone, heartbeat.usage.without_memory()])]
 
     def usage(self) -> Usage:
         """Return the sum of the usage of all replicas, including the counts of dead ones."""

@@ -121,13 +121,13 @@ def load_problems(
         problems[name] = Problem(text, answer if is_judged else None, name, index, level)
     answers = [problem.answer for problem in problems.values()]
     if is_judged and None in answers:
-        _refuse_holes(rows, answers, problem_field, answer_field)
+        _check_answers_known(rows, answers, problem_field, answer_field)
     if problem_field or answer_field:
         fingerprint += f", --problem-field {problem_field}, --answer-field {answer_field}"
     return ProblemSet(source, tuple(problems.values())[:limit], fingerprint)
 
 
-def _refuse_holes(
+def _check_answers_known(
     rows: Sequence[ProblemRow],
     answers: Sequence[str | None],
     problem_field: str | None,

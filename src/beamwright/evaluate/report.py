@@ -114,7 +114,7 @@ def write_report(
         InputError: if a file cannot be written.
     """
     missing, charts, pngs = None, [], {}
-    names, common = compared(runs)
+    names, common = name_runs(runs)
     methods = sorted(zip(names, runs, strict=True), key=lambda method: (method[0], method[1].n))
     try:
         for name, caption, figure in make_charts(methods):
@@ -176,7 +176,7 @@ def _trees(runs: Sequence[EvaluatedRun], page: Path) -> dict[tuple[int, str], di
 # --- methods and charts ------------------------------------------------------------------------
 
 
-def compared(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
+def name_runs(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
     """Return a name for each run, and the settings that all runs share.
 
     A name holds the strategy and each setting except n in which the runs differ. Unset settings are

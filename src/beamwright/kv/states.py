@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.plan.costs import record_bytes
+from beamwright.plan.costs import aligned_tensor_bytes
 
 # A part's layer and kind ("conv" or "recurrent").
 Key = tuple[int, str]
@@ -66,7 +66,7 @@ class StateTensor:
     @property
     def num_bytes(self) -> int:
         """Bytes in a record, padded so that each part begins aligned."""
-        return record_bytes(self.size, self.dtype.itemsize)
+        return aligned_tensor_bytes(self.size, self.dtype.itemsize)
 
 
 class StateLayout:

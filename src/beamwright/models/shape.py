@@ -12,7 +12,7 @@ from typing import Any
 
 from beamwright.errors import UnsupportedModelError
 from beamwright.io import read_toml_beside
-from beamwright.plan.costs import record_bytes
+from beamwright.plan.costs import aligned_tensor_bytes
 from beamwright.sections import KVDtype
 
 # A verifier's head computes logits for this many tokens at once, because each token's logits are as
@@ -61,7 +61,7 @@ class StatePart:
 
     def num_bytes(self, element_bytes: int) -> int:
         """Return the bytes per row, with padding that aligns the next tensor of the record."""
-        return record_bytes(self.size, 4 if self.wide else element_bytes)
+        return aligned_tensor_bytes(self.size, 4 if self.wide else element_bytes)
 
 
 @dataclass(frozen=True)

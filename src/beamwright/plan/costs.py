@@ -308,7 +308,7 @@ def attention_partial_bytes(heads: int, head_dim: int) -> int:
     return (ROW_PARTS + 1) * heads * (head_dim + 1) * 4
 
 
-def record_bytes(size: Sequence[int], element_bytes: int) -> int:
+def aligned_tensor_bytes(size: Sequence[int], element_bytes: int) -> int:
     """Return the bytes of one tensor in the packed record of a row's recurrent states.
 
     size: the tensor's shape.
@@ -343,13 +343,13 @@ class Roofline:
     model: ModelCosts
     hardware: HardwareProfile
 
-    def prefill(self, num_tokens: int, context: int = 0) -> float:
+    def prefill_s(self, num_tokens: int, context: int = 0) -> float:
         """Return the seconds to prefill `num_tokens` tokens after `context` cached tokens."""
         visible = num_tokens * (context + (num_tokens + 1) / 2)
         chunks = -(-num_tokens // CHUNK_TOKENS)
-        return self.decode_step(num_tokens, context + num_tokens, visible, num_states=chunks)
+        return self.decode_step_s(num_tokens, context + num_tokens, visible, num_states=chunks)
 
-    def decode_step(
+    def decode_step_s(
         self,
         num_rows: int,
         kv_tokens_read: float,
@@ -379,17 +379,17 @@ class Roofline:
         state_s = 2 * self.model.state_bytes * byte_s
         return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s, state_s)
 
-    def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
+    def transfer_s(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
         """Return the seconds to copy `num_bytes` over the link in `num_pieces` queued copies."""
         hardware = self.hardware
         to_device = direction is Direction.H2D
         bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 
-    def move_kv(self, num_bytes: float, direction: Direction) -> float:
+    def move_kv_s(self, num_bytes: float, direction: Direction) -> float:
         """Return the seconds to copy `num_bytes` of KV over the link, with one copy per block."""
         num_pieces = num_bytes / (BLOCK_TOKENS * self.model.kv_bytes_per_token)
-        return self.transfer(num_bytes, num_pieces, direction)
+        return self.transfer_s(num_bytes, num_pieces, direction)
 
     def bottleneck(
         self,
@@ -400,7 +400,7 @@ class Roofline:
     ) -> Bound:
         """Return the slowest part of a pass: memory bandwidth, compute or kernel launches.
 
-        The parameters are those of `decode_step`.
+        The parameters are those of `decode_step_s`.
         """
         memory_s, compute_s, launch_s = self.pass_parts_s(
             num_rows, kv_tokens_read, kv_tokens_seen, layout
@@ -420,7 +420,7 @@ class Roofline:
         """Return the seconds of memory traffic, of compute and of launches of a forward pass.
 
         The pass takes the longer of the first two, plus the third. The parameters are those of
-        `decode_step`.
+        `decode_step_s`.
         """
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share

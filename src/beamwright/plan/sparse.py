@@ -41,7 +41,7 @@ LEAST_SPEEDUP = 1.25
 _OPERATORS = 2.5  # torch operators of a sparse layer per operator of a dense layer
 _SCORE_BYTES = 170  # memory traffic of one score: product, softmax, mean over heads, top-k
 _SHARE_MULTIPLE = 16
-# Launch cost of a copy for the estimate of full attention. `Roofline.move_kv` counts a copy per
+# Launch cost of a copy for the estimate of full attention. `Roofline.move_kv_s` counts a copy per
 # block, but streamed KV needs only one per layer. Zero is not valid in a profile.
 _WHOLE_PIECE_S = 1e-12
 
@@ -98,11 +98,11 @@ def _token_s(
     union, path = sum(tokens for tokens, _ in parts), step.path_tokens + own
     kv_bytes, held = model.kv_bytes_per_token, union + rows * own
     if path <= select:  # rows attend to everything, so all KV crosses the link when a step begins
-        link_s = roofline.move_kv(union * kv_bytes, Direction.H2D) / step.num_tokens
-        return batches * (roofline.decode_step(round(rows), held, rows * path) + link_s)
+        link_s = roofline.move_kv_s(union * kv_bytes, Direction.H2D) / step.num_tokens
+        return batches * (roofline.decode_step_s(round(rows), held, rows * path) + link_s)
     operators = round(_OPERATORS * hardware.decode_ops_per_layer)
     plain = replace(roofline, hardware=replace(hardware, decode_ops_per_layer=operators))
-    token_s = plain.decode_step(round(rows), rows * select, rows * select)
+    token_s = plain.decode_step_s(round(rows), rows * select, rows * select)
     scores = model.num_layers * model.num_heads * rows * path
     read_bytes = kv_bytes * held / 2 + _SCORE_BYTES * scores
     token_s += max(
@@ -110,8 +110,8 @@ def _token_s(
         2 * scores * model.head_dim / (host.flops * host.flops_share),
     )
     new_bytes = kv_bytes * loaded_tokens(parts, selected_share(select, path))
-    token_s += roofline.transfer(new_bytes, model.num_layers, Direction.H2D)
-    token_s += roofline.transfer(rows * kv_bytes, model.num_layers, Direction.D2H)
+    token_s += roofline.transfer_s(new_bytes, model.num_layers, Direction.H2D)
+    token_s += roofline.transfer_s(rows * kv_bytes, model.num_layers, Direction.D2H)
     return batches * token_s
 
 

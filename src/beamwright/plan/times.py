@@ -85,7 +85,7 @@ def estimate(
             return Estimate(fits=False)
         if scorer is not None:
             add_verifier_costs(totals, workload, scorer, hardware)
-        prefill_s = roofline.prefill(workload.prompt_tokens)
+        prefill_s = roofline.prefill_s(workload.prompt_tokens)
         time_s = prefill_s + totals.decode_s + totals.verify_s + totals.stall_s
         sums: dict[str, Any] = {
             name: round(x) if name.endswith("_bytes") else x for name, x in vars(totals).items()
@@ -130,7 +130,7 @@ def decode_costs(workload: Workload, roofline: Roofline, budget_bytes: float) ->
         num_groups, held_bytes = next((g for g in sizes if g[1] <= budget_bytes), (0, 0.0))
         if not num_groups:
             return None
-        group_s = step.num_tokens * roofline.decode_step(*_middle_pass(step, num_groups))
+        group_s = step.num_tokens * roofline.decode_step_s(*_middle_pass(step, num_groups))
         totals.decode_s += num_groups * group_s
         totals.groups += num_groups
         totals.peak_kv_bytes = max(totals.peak_kv_bytes, held_bytes)
@@ -142,8 +142,8 @@ def decode_costs(workload: Workload, roofline: Roofline, budget_bytes: float) ->
         before_bytes += beams // workload.width * model.state_bytes
         load_bytes = before_bytes / num_groups
         free_bytes = budget_bytes - held_bytes
-        ahead_s = roofline.move_kv(min(load_bytes, free_bytes), Direction.H2D)
-        late_s = roofline.move_kv(max(0.0, load_bytes - free_bytes), Direction.H2D)
+        ahead_s = roofline.move_kv_s(min(load_bytes, free_bytes), Direction.H2D)
+        late_s = roofline.move_kv_s(max(0.0, load_bytes - free_bytes), Direction.H2D)
         stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - group_s))
         store_bytes: float = beams * (
             step.num_tokens * model.kv_bytes_per_token + model.state_bytes
@@ -151,7 +151,7 @@ def decode_costs(workload: Workload, roofline: Roofline, budget_bytes: float) ->
         if not spilled:  # until now, nothing has been written back
             store_bytes += before_bytes
             spilled = True
-        store_s = roofline.move_kv(store_bytes, Direction.D2H)
+        store_s = roofline.move_kv_s(store_bytes, Direction.D2H)
         totals.stall_s += max(stall_s, store_s - num_groups * group_s)
         totals.h2d_bytes += (num_groups - 1) * load_bytes
         totals.d2h_bytes += store_bytes
@@ -159,7 +159,7 @@ def decode_costs(workload: Workload, roofline: Roofline, budget_bytes: float) ->
 
 
 def _middle_pass(step: TreeStep, num_groups: int) -> tuple[int, float, float]:
-    """Return the arguments of `Roofline.decode_step` for a mean group in the middle of the step."""
+    """Return the `Roofline.decode_step_s` arguments for a mean group in the middle of the step."""
     beams, middle = step.workload.num_beams, (step.num_tokens + 1) / 2
     read = step.grouped_union_tokens(num_groups) + beams * middle
     seen = beams * (step.path_tokens + middle)
@@ -190,13 +190,13 @@ def add_verifier_costs(
     """
     work, kv_bytes, spilled = with_mark_tokens(workload), scorer.model.kv_bytes_per_token, False
     roofline = Roofline(scorer.model, hardware)
-    totals.verify_s += roofline.prefill(work.prompt_tokens)
+    totals.verify_s += roofline.prefill_s(work.prompt_tokens)
     for step in tree_steps(work):
         for count, forward in _prefill_passes(step):
-            totals.verify_s += count * roofline.decode_step(*forward)
+            totals.verify_s += count * roofline.decode_step_s(*forward)
         load_bytes = max(0.0, step.group_held_tokens(1) * kv_bytes - scorer.kv_budget_bytes)
         if load_bytes or spilled:
-            totals.stall_s += roofline.move_kv(load_bytes, Direction.H2D)
+            totals.stall_s += roofline.move_kv_s(load_bytes, Direction.H2D)
             totals.h2d_bytes += load_bytes
             backlog = 0.0 if spilled else step.union_tokens
             totals.d2h_bytes += (work.num_beams * step.num_tokens + backlog) * kv_bytes
@@ -206,7 +206,7 @@ def add_verifier_costs(
 def _prefill_passes(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, float]]]:
     """Yield the verifier's passes over one step as (number of equal passes, arguments of a pass).
 
-    The arguments are those of `Roofline.decode_step`: new tokens, tokens read, tokens seen. Each
+    The arguments are those of `Roofline.decode_step_s`: new tokens, tokens read, tokens seen. Each
     row's step is cut into chunks, and the rows of a chunk are divided into batches.
     """
     beams = step.workload.num_beams

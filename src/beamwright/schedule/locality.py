@@ -45,15 +45,15 @@ class LocalitySchedule(Schedule):
         groups = self.make_groups(view, demand, forest)
         need_bytes = forest.needed_bytes(0, len(forest))
         write_back = needs_write_back(demand, need_bytes)
-        parking = self._parking(view, forest, groups) if write_back else None
+        parking = self._decide_parking(view, forest, groups) if write_back else None
         return Plan(
             tuple(tuple(view.beams[beam] for beam in group) for group in groups),
             write_back=write_back,
-            eager=self._eager(need_bytes, demand, parking),
+            eager=self._is_eager(need_bytes, demand, parking),
             parking=parking,
         )
 
-    def _parking(
+    def _decide_parking(
         self, view: ScheduleView, forest: Forest, groups: Sequence[Sequence[int]]
     ) -> Parking | None:
         """Return the parking parameters, or None if the groups run with barriers.
@@ -68,7 +68,7 @@ class LocalitySchedule(Schedule):
         required = batching == "continuous" or not view.exact
         return parking if required or is_parking_faster(view, forest, groups, parking) else None
 
-    def _eager(self, need_bytes: int, demand: KVDemand, parking: Parking | None) -> bool:
+    def _is_eager(self, need_bytes: int, demand: KVDemand, parking: Parking | None) -> bool:
         """Return True if KV is written back while it is decoded, not only before eviction.
 
         If the device is much too small, most KV has to leave it anyway, and writing back early

@@ -69,9 +69,9 @@ class BeamSearch(SearchPolicy):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        return self.likely(beams)
+        return self.predict_extended(beams)
 
-    def likely(self, beams: Sequence[Node]) -> list[Prospect]:
+    def predict_extended(self, beams: Sequence[Node]) -> list[Prospect]:
         """Predict which of `beams` selection extends, if all of them compete with each other."""
         return FORESIGHTS[self.foresight](beams, self.search.width, self.search.max_rounds)
 

@@ -54,7 +54,7 @@ class DiverseTrees(BeamSearch):
     ) -> list[Prospect]:
         """Predict the extended steps of each subtree separately: subtrees do not compete."""
         families = self._subtrees(beams).values()
-        return best_first(each for family in families for each in self.likely(family))
+        return best_first(each for family in families for each in self.predict_extended(family))
 
     def _subtrees(self, nodes: Iterable[Node]) -> dict[int, list[Node]]:
         """Return the nodes of each subtree, by the subtree's number."""

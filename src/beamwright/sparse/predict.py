@@ -40,7 +40,7 @@ def regress(values: Tensor) -> Tensor:
     of the newest query first, and zeros.
     """
     gram, target, scale = normal_equations(values)
-    eye, inside = torch.eye(target.shape[-1], device=gram.device), inside_of(gram)
+    eye, inside = torch.eye(target.shape[-1], device=gram.device), weight_mask(gram)
     # One linear system for each k: the first k rows and columns of the normal equations. The other
     # rows are those of the identity with target 0, so their weights are 0.
     both = inside[:, :, None] & inside[:, None, :]
@@ -49,7 +49,7 @@ def regress(values: Tensor) -> Tensor:
     return weights
 
 
-def inside_of(weights: Tensor) -> Tensor:
+def weight_mask(weights: Tensor) -> Tensor:
     """Return a mask [W, W] that is true for the weights that `regress` computes."""
     return torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).tril()
 
@@ -60,7 +60,7 @@ def weigh(values: Tensor) -> Tensor:
     This is `regress` followed by a softmax, which makes the weights nearly equal.
     """
     weights = regress(values)
-    return torch.where(inside_of(weights), weights, -torch.inf).softmax(-1)
+    return torch.where(weight_mask(weights), weights, -torch.inf).softmax(-1)
 
 
 def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tensor:

@@ -81,21 +81,21 @@ class CacheRank:
         work = self._work.pop(layer, None)
         return None if work is None else work()
 
-    def settle(self) -> None:
+    def wait_for_work(self) -> None:
         """Wait until all pushed work has run. Results stay available to `take`."""
         wait(self._running)
         self._running = []
 
-    def forget(self) -> None:
+    def discard_work(self) -> None:
         """Discard all pushed work and results, and wait for work that is running."""
         for future in self._running:
             future.cancel()
-        self.settle()
+        self.wait_for_work()
         self._work.clear()
 
     def close(self) -> None:
         """Discard pushed work and end the thread. The rank cannot be used afterwards."""
-        self.forget()
+        self.discard_work()
         if self._thread is not None:
             self._thread.shutdown()
 

@@ -48,7 +48,7 @@ def probabilities(scores: Tensor) -> Tensor:
     return weights.div_(total).mean(2)
 
 
-def choose(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
+def top_columns(wanted: Tensor, seen: Tensor, forced: Tensor, count: int) -> Tensor:
     """Return the `count` columns with the largest values [rows, kv_heads, count], ascending.
 
     Of equal values, later columns are preferred.
@@ -322,17 +322,17 @@ class Selector:
             token.masks[count] = self._masks(token, rows)
         columns, seen, forced = token.masks[count]
         if self._unit == 1:
-            chosen = choose(probabilities(scores), seen[..., 0], forced[..., 0], count)
+            chosen = top_columns(probabilities(scores), seen[..., 0], forced[..., 0], count)
             return chosen, self._rest(scores, chosen)
         most = min(CANDIDATES * count // self._unit, scores.shape[-1])
-        units = choose(probabilities(scores), seen.any(-1), forced.any(-1), most)
+        units = top_columns(probabilities(scores), seen.any(-1), forced.any(-1), most)
         some = torch.arange(len(rows), device=rows.device)[:, None, None], 0, units
         columns, seen, forced = (each[some].flatten(2) for each in (columns, seen, forced))
         newest = (self._num_columns + token.places[rows])[:, None, None]
         known = seen & ~((columns == newest) & foreseen[:, None, None])
         keys = self._scores_of(layer, rows, query, columns, known)
         seen, forced = (F.pad(e, (0, keys.shape[-1] - e.shape[-1])) for e in (seen, forced))
-        chosen = choose(probabilities(keys), seen, forced, count)
+        chosen = top_columns(probabilities(keys), seen, forced, count)
         bound, rest = self._rest(scores, units), self._rest(keys, chosen)
         if bound is not None and rest is not None:
             rest = torch.logaddexp(bound + math.log(self._unit), rest)
@@ -381,7 +381,7 @@ class Selector:
         # Keys are scored on the device that stores them, so that none crosses the link.
         stored = self._store.read(layer, self.slots(rows, columns), slice(1))
         own, at = self._tail.read(layer)[0][rows].to(self._home), columns.to(self._home)
-        (keys,) = self.with_own(at, stored, [own])
+        (keys,) = self.fill_tail_columns(at, stored, [own])
         missing = -columns.shape[-1] % _COLUMN_MULTIPLE
         grouped = query.to(self._home).unflatten(1, (keys.shape[1], -1))
         scores: Tensor = grouped @ F.pad(keys, (0, 0, 0, missing)).transpose(-1, -2)
@@ -389,7 +389,9 @@ class Selector:
         hidden = ~F.pad(known, (0, missing))
         return scores.masked_fill_(hidden.unsqueeze(2), -torch.inf)
 
-    def with_own(self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]) -> list[Tensor]:
+    def fill_tail_columns(
+        self, columns: Tensor, stored: Tensor, own: Iterable[Tensor]
+    ) -> list[Tensor]:
         """Replace stored keys, or keys and values, by the tail's in columns of the tail.
 
         columns: [rows, sets, count].

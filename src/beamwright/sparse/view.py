@@ -52,7 +52,7 @@ class Memory:
     queries: dict[int, Tensor] = field(default_factory=dict)
     tokens: int = 0
 
-    def behind(self, tokens: int) -> Memory:
+    def for_child(self, tokens: int) -> Memory:
         """Return the memory of a child row, for a step that ended after `tokens` tokens."""
         over = max(0, self.tokens - tokens)
         held = self.queries.items()
@@ -88,7 +88,7 @@ class SparseDecode(DecodeView):
             if segment is not None and segment.memory is None:
                 before = path[-1] if path and self._rule.how.window == "path" else None
                 known = None if before is None else before.segment.memory
-                segment.memory = known.behind(before.visible) if before and known else Memory()
+                segment.memory = known.for_child(before.visible) if before and known else Memory()
                 segment.memory.tokens = segment.length
             self._memories.append(Memory() if segment is None else segment.memory)
 
@@ -97,7 +97,9 @@ class SparseDecode(DecodeView):
         token = self._begin_token()
         if token.classes and layer >= self._rule.full_layers and layer == self._packs[layer][0]:
             guesses = {layer: query.clone()}
-            work = partial(self._find, token, self._packs[layer], guesses, _all_rows(query))
+            work = partial(
+                self._select_tokens, token, self._packs[layer], guesses, _all_rows(query)
+            )
             self._rank.push(layer, work)
 
     def attend(
@@ -127,7 +129,7 @@ class SparseDecode(DecodeView):
 
     def settle(self) -> None:
         """Wait until no other thread reads the tail or the store."""
-        self._rank.settle()
+        self._rank.wait_for_work()
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep these rows only, in this order. Shared segments are packed again."""
@@ -161,7 +163,7 @@ class SparseDecode(DecodeView):
 
     def _forget(self) -> None:
         """Discard all selections, so that the next token's selection begins anew."""
-        self._rank.forget()
+        self._rank.discard_work()
         self._selections: Pack = {}
         self._token = self._next = None
 
@@ -237,7 +239,7 @@ class SparseDecode(DecodeView):
     def _push(self, token: Token, pack: range) -> None:
         leading = [layer for layer in pack if self._rule.leader(layer) == layer]
         known = {layer: [each.queries.get(layer) for each in self._memories] for layer in leading}
-        self._rank.push(pack[0], partial(self._find_predicted, token, pack, known))
+        self._rank.push(pack[0], partial(self._select_predicted, token, pack, known))
 
     def _selected(self, token: Token, layer: int, query: Tensor) -> list[Selected]:
         """Return the tokens that each class of rows reads in one layer.
@@ -269,11 +271,11 @@ class SparseDecode(DecodeView):
                 keep = near.repeat_interleave(query.shape[1] // sets, 1).unsqueeze(-1)
                 guess, selection = torch.where(keep, guess, query), None
         if selection is None:
-            self._selections.update(self._find(token, layers, {layer: guess}, foreseen))
+            self._selections.update(self._select_tokens(token, layers, {layer: guess}, foreseen))
             selection = self._selections.pop(layer)
         return selection.selected
 
-    def _find_predicted(
+    def _select_predicted(
         self, token: Token, pack: range, known: Mapping[int, Sequence[Tensor | None]]
     ) -> Pack:
         """Select tokens for a pack of layers by predicted queries.
@@ -283,9 +285,9 @@ class SparseDecode(DecodeView):
         some = next(each for each in known[pack[0]] if each is not None)
         empty = some.new_zeros(len(self._paths), *some.shape[1:])
         guesses, foreseen = self._predicted(token, known, empty)
-        return self._find(token, pack, dict(zip(known, guesses, strict=True)), foreseen)
+        return self._select_tokens(token, pack, dict(zip(known, guesses, strict=True)), foreseen)
 
-    def _find(
+    def _select_tokens(
         self, token: Token, layers: range, guesses: Mapping[int, Tensor], foreseen: Tensor
     ) -> Pack:
         """Select tokens for these layers, and fetch the selected keys and values.
@@ -345,7 +347,7 @@ class SparseDecode(DecodeView):
         """Return the contexts [rows, heads, head_dim] of rows over their selected tokens."""
         assert self._selector is not None
         own = (part[chosen.rows] for part in self._tail.read(layer))
-        keys, values = self._selector.with_own(chosen.columns, chosen.stored, own)
+        keys, values = self._selector.fill_tail_columns(chosen.columns, chosen.stored, own)
         grouped = query.unflatten(1, (keys.shape[1], -1))
         context, lse = attend_few(grouped, keys, values, None)
         if chosen.rest is not None:

@@ -249,7 +249,7 @@ class SearchTree:
 
         Each node is returned once in its life. The caller frees the KV.
         """
-        dead = self.held - nodes_on_paths(self._live())
+        dead = self.held - nodes_on_paths(self._live_leaves())
         self.held -= dead
         self._leaves = [
             node
@@ -271,7 +271,7 @@ class SearchTree:
         The node below which a greedy rollout started also counts as a leaf, because it may get more
         children.
         """
-        seen, live = set[Node](), self._live()
+        seen, live = set[Node](), self._live_leaves()
         ends = [(leaf, begins(leaf)) for leaf in live]
         for leaf in live:
             node: Node | None = leaf
@@ -286,7 +286,7 @@ class SearchTree:
                 node = node.above
         return sorted(self.held - seen, key=_lineage, reverse=True)
 
-    def _live(self) -> list[Node]:
+    def _live_leaves(self) -> list[Node]:
         """Return the leaves that are being decoded, await selection, or may still be extended."""
         if self.done:
             return []

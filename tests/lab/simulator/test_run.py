@@ -32,10 +32,10 @@ def test_decoding_takes_what_the_roofline_says():
     tree = grow(replace(SEARCH, search="best-of-n", generate_tokens=64))
     simulated = simulate(case("in-gpu", budget=64 * GIB, tree=tree))
     roofline = Roofline(MODEL, CARD)
-    expected = roofline.prefill(128)
+    expected = roofline.prefill_s(128)
     for token in range(1, 64):
         read, seen = 128 + 16 * token, 16 * (128 + token)
-        expected += roofline.decode_step(16, read, seen)
+        expected += roofline.decode_step_s(16, read, seen)
     assert simulated.time_s == pytest.approx(expected)
 
 

@@ -67,8 +67,8 @@ def boundary(case, memory_bytes):
 def test_total_time_is_batches_of_what_the_roofline_says(gpu):
     """10 requests: the verifier's in batches of 3, and in batches of 4, half of 512 cached."""
     roof = Roofline(model(), gpu)
-    prefill = 4 * roof.decode_step(3 * 1024, 3 * 1024, 3 * 1024 * 1025 / 2)
-    decode = 3 * 512 * roof.decode_step(4, 4 * 256, 4 * 256)
+    prefill = 4 * roof.decode_step_s(3 * 1024, 3 * 1024, 3 * 1024 * 1025 / 2)
+    decode = 3 * 512 * roof.decode_step_s(4, 4 * 256, 4 * 256)
     case = make_case(gpu, num_requests=10)
     assert total_time(case, 3, 4) == pytest.approx(prefill + decode)
 
@@ -125,7 +125,7 @@ def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
     assert split.alternating_split(case, GIB).overhead_s == 0
     tokens = 4 * 1024  # of the verifier; 4 * 512 of the generator, all of them new
     both = 2 * sum(
-        roofline.transfer(4 * 512 * 28 * 1024, 4 * 512 / 8, direction)
+        roofline.transfer_s(4 * 512 * 28 * 1024, 4 * 512 / 8, direction)
         for direction in ("h2d", "d2h")
     )
     assert split.alternating_split(case, tokens * 28 * 1024).overhead_s == pytest.approx(both)
@@ -136,7 +136,7 @@ def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
     needed = (8000 + 9000 + 2 * 64 * 32) * 28 * 1024
     ample, short = split.best_split(case, needed), split.best_split(case, needed - 800 * 28 * 1024)
     assert ample.overhead_s == 0
-    expected = Roofline(model(), gpu).transfer(800 * 28 * 1024, 100, "h2d")
+    expected = Roofline(model(), gpu).transfer_s(800 * 28 * 1024, 100, "h2d")
     assert short.overhead_s == pytest.approx(expected, rel=1e-3)
 
 
