@@ -180,7 +180,7 @@ class Usage:
         return Usage(levels, counters)
 
     def without_memory(self) -> Usage:
-        """Return the usage of the engine after it has stopped: its counts, without memory."""
+        """Return the counts without the KV memory, for an engine that has stopped."""
         return Usage({}, self.counters)
 
     @property

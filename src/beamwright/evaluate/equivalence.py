@@ -213,7 +213,8 @@ def _decide(gold: str, answer: str) -> bool | tuple[str, str]:
 def _decide_option(gold: str, answer: str) -> bool | tuple[str, str] | None:
     """Return the verdict if an answer names an option, such as `(B) 12`; None if none does.
 
-    Letter or text may match. If `math-verify` has to compare the texts, return both texts instead.
+    The letters or the texts may match. If `math-verify` has to compare the texts, return both texts
+    instead.
     """
     left, right = split_option(gold), split_option(answer)
     if left and right and (left[0] != right[0] or "" in (left[1], right[1])):

@@ -349,7 +349,7 @@ class Selector:
         return scores.masked_fill(taken.unsqueeze(2), -torch.inf).logsumexp(-1)
 
     def _num_own(self, token: Token) -> int:
-        """Return the number of columns for the tail, including a planned token's place."""
+        """Return the number of columns for tail tokens, the token that is planned next included."""
         most = max(self._tail.num_tokens, token.num_places)
         return round_up(most, _COLUMN_MULTIPLE * self._unit)
 

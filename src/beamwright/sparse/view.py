@@ -82,7 +82,7 @@ class SparseDecode(DecodeView):
         self._open(list(paths))
 
     def own(self, segments: Sequence[Segment | None]) -> None:
-        """Set the segment that each row writes, and find the row's memory; None: a padding row."""
+        """Set the segment that each row writes, and find the row's past queries; None: padding."""
         self._memories = []
         for path, segment in zip(self._paths, segments, strict=True):
             if segment is not None and segment.memory is None:
@@ -344,7 +344,7 @@ class SparseDecode(DecodeView):
         return guess, foreseen
 
     def _attend(self, layer: int, query: Tensor, chosen: Selected) -> Tensor:
-        """Return the contexts [rows, heads, head_dim] of rows over their selected tokens."""
+        """Return attention outputs [rows, heads, head_dim] of rows over their selected tokens."""
         assert self._selector is not None
         own = (part[chosen.rows] for part in self._tail.read(layer))
         keys, values = self._selector.fill_tail_columns(chosen.columns, chosen.stored, own)
