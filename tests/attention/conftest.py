@@ -206,8 +206,8 @@ class Batch:
         if self.in_blocks:
             store = self.forest.store
             store.reserve({s: n + 1 for s, n in zip(self.own, self.held, strict=True)})
-            self.tail.find([(segment, 0) for segment in self.own])
-        self.tail.begin(self.held, 1)
+            self.tail.set_segments([(segment, 0) for segment in self.own])
+        self.tail.set_lengths(self.held, 1)
 
     def close(self):
         self.view.close()

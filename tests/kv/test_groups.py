@@ -37,7 +37,7 @@ def test_what_is_written_of_each_group_is_read(store):
         by_group = zip(*written, strict=True)
         store.append(segments, [torch.cat([p[cut] for p in parts]) for parts in by_group], lengths)
     for segment, values in zip(segments, written, strict=True):
-        for held, part in zip(store.held(segment, 2, len(values[0])), values, strict=True):
+        for held, part in zip(store.read_tokens(segment, 2, len(values[0])), values, strict=True):
             assert torch.equal(held, part.permute(1, 2, 0, 3, 4)[:, :, 2:])
     blocks = [
         -(-21 // each.group.block_tokens) + -(-6 // each.group.block_tokens)
@@ -64,12 +64,12 @@ def test_what_no_window_reaches_is_freed_and_keeps_its_length(store):
     full, windowed = segment.group_segments
     with store.lease({windowed: 1}):
         store.free_window(segment, 16)
-        assert not windowed.gone
+        assert not windowed.out_of_window
     store.free_window(segment, 64)  # of other layers
     assert store.pool.num_free == before
     store.free_window(segment, 16)
-    assert windowed.gone
-    assert (windowed.length, windowed.copies, full.gone) == (12, [], False)
+    assert windowed.out_of_window
+    assert (windowed.length, windowed.copies, full.out_of_window) == (12, [], False)
     assert store.pool.num_free == before + windowed.blocks_for(12)
     assert store.held_bytes == store.pool.budget.used_bytes
     store.check()

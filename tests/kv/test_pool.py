@@ -168,6 +168,6 @@ def test_memory_that_cannot_be_registered_is_pinned_by_torch(layout, monkeypatch
     pool = locked(layout)
     assert (asked, registry.held, registry.stale_errors) == ([True], {}, 0)
     pool.allocate(3)
-    pool.block_bytes(2).fill_(1)
+    pool.block_memory(2).fill_(1)
     assert pool.storage[2].any()
     assert not pool.storage[:2].any()

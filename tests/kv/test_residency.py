@@ -50,7 +50,7 @@ def test_the_order_of_eviction(tiers, layout):
     for segment in (c, a, e, b, d):
         with store.lease({segment: 1}):
             pass
-    store.expect([[a], [c], [b, a]])
+    store.announce_uses([[a], [c], [b, a]])
     gone = []
     for _ in range(5):
         store.reserve({store.create(): 4})  # a block without tokens is no candidate
@@ -64,25 +64,25 @@ def test_prefetch_takes_no_room_that_a_later_group_needs(tiers, layout):
     expected = several(store, 3)  # two blocks each: two of them fit
     first, second, third = expected
     assert [s.resident for s in expected] == [False, True, True]
-    store.expect([[first], [second, third]])
-    store.prefetch({first: 1})
+    store.announce_uses([[first], [second, third]])
+    store.prefetch_group({first: 1})
     assert [s.resident for s in expected] == [False, True, True]
-    store.expect([[first], [third]])
-    store.prefetch({first: 1})
+    store.announce_uses([[first], [third]])
+    store.prefetch_group({first: 1})
     assert [s.resident for s in expected] == [True, False, True]
     check_leased(store, {first: expected[first]})
     check_leased(store, expected)
 
 
-def test_write_ahead_stores_what_the_next_group_will_displace(tiers, layout):
+def test_storing_for_a_group_stores_what_the_group_will_displace(tiers, layout):
     store = tiers(device=6)
     expected = several(store, 3)  # two blocks each: all fit
     _, second, third = expected
     fresh = store.create("fresh")
-    store.expect([[third]])
-    store.write_ahead({third: 1}, [8], {second})
+    store.announce_uses([[third]])
+    store.store_for_group({third: 1}, [8], {second})
     assert [s.stored for s in expected] == [True, False, False], "the second one is growing"
-    store.write_ahead({third: 1}, [8], ())
+    store.store_for_group({third: 1}, [8], ())
     assert [s.stored for s in expected] == [True, False, False], "room enough is stored"
     before = moved(store)
     store.reserve({fresh: 8})

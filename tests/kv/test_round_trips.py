@@ -84,7 +84,7 @@ class Traffic:
     def read(self):
         some, copies = self.some(), self.rng.randint(1, self.most_copies)
         every = (each for s in some for each in s.group_segments)
-        needs = dict.fromkeys((e for e in every if e.length and not e.gone), copies)
+        needs = dict.fromkeys((e for e in every if e.length and not e.out_of_window), copies)
         with self.store.lease(needs):
             for segment in filter(needs.get, some):
                 assert len(segment.copies) >= copies
@@ -98,9 +98,9 @@ class Traffic:
         self.store.evict_all()
 
     def ahead(self):
-        self.store.expect([[segment] for segment in self.some()])
+        self.store.announce_uses([[segment] for segment in self.some()])
         for segment in self.some(1):
-            self.store.prefetch(dict.fromkeys(segment.group_segments, 1))
+            self.store.prefetch_group(dict.fromkeys(segment.group_segments, 1))
 
     def back(self):
         self.store.write_back(self.some(1), sealed=self.rng.random() < 0.5)

@@ -19,12 +19,12 @@ def test_memory_that_stays_keeps_its_addresses_and_no_numbers_of_before(layout):
         return [part.data_ptr() for part in parts], tails.num_moves
 
     tails.arrange([], 8)
-    tails.begin([70] * 8, 1)
+    tails.set_lengths([70] * 8, 1)
     before = memory()
     tails.storage.fill_(torch.nan)
     tails.close()
     tails.arrange([], 3)
-    tails.begin([2, None, 7], 16)
+    tails.set_lengths([2, None, 7], 16)
     for _ in range(16):
         tails.advance()
     assert memory() == before

@@ -69,7 +69,7 @@ def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
     rows = store.state_rows([own], [segment], [2], deferred=True)
     write(rows, values)
     assert_equal(read(store.state_rows([own], [segment])), before)
-    for name in ("cells", "index"):
+    for name in ("to_cells", "cell_numbers"):
         monkeypatch.setattr(StateCells, name, None)
     rows.commit()
     monkeypatch.undo()
@@ -91,5 +91,5 @@ def test_a_state_that_nobody_needs_goes_alone(store):
     segment, _ = grown(store, 9)
     store.free_window(segment, 2)
     kv, state = segment.group_segments
-    assert (len(kv.copies), state.copies, state.gone) == (1, [], True)
+    assert (len(kv.copies), state.copies, state.out_of_window) == (1, [], True)
     store.check()

@@ -83,13 +83,13 @@ def test_compute_is_held_back_by_the_last_transfer_of_each_direction():
         link.submit(direction, "stream", [piece(np.zeros(4), np.ones(4))])
         for direction in (Direction.H2D, Direction.H2D, Direction.D2H)
     ]
-    assert link.order(transfers) == 0.0
+    assert link.delay_compute(transfers) == 0.0
     assert streams.held == streams.copied[1:]
     assert not any(transfer.finished for transfer in transfers), "the host does not wait"
     assert link.held_back_s == 0.0
     link.wait(transfers)
     assert link.held_back_s == 0.02, "as the device says, once it can"
-    link.order(transfers)
+    link.delay_compute(transfers)
     assert len(streams.held) == 2, "nothing to wait for any more"
 
 
@@ -104,7 +104,7 @@ def test_a_batch_is_one_copy_whose_transfers_end_together_and_one_span(monkeypat
     monkeypatch.setattr(Copied, "times", (3.0, 4.5))
     link, device, host = StreamLink(streams, timeline=Sink()), np.zeros((4, 8)), np.ones((4, 8))
     streams.queue(lambda: None)
-    with link.together():
+    with link.batch_transfers():
         ones = [link.submit(Direction.H2D, "load", [piece(device[i], host[i])]) for i in range(3)]
         other = link.submit(Direction.D2H, "store", [piece(host[3], device[3])])
         assert streams.copied == []

@@ -45,7 +45,7 @@ def decoded(decoder, rows=5, tokens=4, described=True):
     """Their hidden states, token by token."""
     session = begun(decoder, rows, tokens)
     if not described:
-        session._view.described = lambda: None
+        session._view.describe_layers = lambda: None
     found = []
     for token in range(tokens):
         ids = torch.arange(rows) * 3 + token

@@ -60,7 +60,7 @@ class Batch:
     def tail(self):
         tail = RowTails(self.store, 64)
         tail.arrange([], 8)
-        tail.begin([0] * 8, TOKENS)
+        tail.set_lengths([0] * 8, TOKENS)
         return tail
 
 
@@ -76,7 +76,7 @@ def decoded(batch, rule, rank=None):
     """Contexts [token][layer] of a batch."""
     tail, rank = batch.tail(), rank or CacheRank(batch.store.counts)
     view = SparseDecode(rule, rank, batch.store, batch.paths, tail)
-    view.own(batch.own)
+    view.bind_segments(batch.own)
     found = []
     for token in range(TOKENS):
         contexts = []
@@ -261,9 +261,9 @@ def test_a_window_that_goes_on_ends_where_its_step_does(given):
     ]
     children = [batch.store.create() for _ in ended]
     rank = CacheRank(batch.store.counts)
-    SparseDecode(rule, rank, batch.store, ended, batch.tail()).own(children)
+    SparseDecode(rule, rank, batch.store, ended, batch.tail()).bind_segments(children)
     for child in children:
-        for layer, known in child.memory.queries.items():
+        for layer, known in child.attention_data.queries.items():
             assert len(known) == 6, layer
 
 

@@ -56,7 +56,7 @@ class KeptRows(AttentionView):
             start += count
         return found
 
-    def placed(self, layer):
+    def part_places(self, layer):
         return None
 
     def read(self, layer):

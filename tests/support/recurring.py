@@ -55,7 +55,7 @@ class Recurring:
             found = found + self._out(total).to(found.dtype)
         elif states.lengths is None:
             before = states.read(self._layer)
-            kept = states.ways > 0
+            kept = states.actions > 0
             assert torch.equal(before["conv"][kept, 0].long(), positions[kept]), "of another token"
             total = before["recurrent"] * self._decay + found.float()[:, None]
             states.write(self._layer, {"conv": before["conv"] + 1, "recurrent": total})
@@ -101,7 +101,7 @@ def check_states(solver, tree):
         if handle is None or handle.row is not None or not handle.segment.length:
             continue
         segment = handle.segment.group_segments[-1]
-        assert segment.group.fixed
+        assert segment.group.state_blocks
         if segment.copies:
             rows = StateRows(states, [segment.blocks], [segment.blocks])
             counts = rows.read(next(iter(states.layout.by_layer)))["conv"]

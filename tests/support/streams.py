@@ -110,7 +110,7 @@ class Copied:
             self.streams.run_compute()
         assert self.ran
 
-    def take_back(self):
+    def cancel(self):
         self.synchronize()
         return 0
 

@@ -150,7 +150,7 @@ class Kernels:
         if not backend.writes_blocks:
             tails = RowTails(self.store, 256)
             tails.arrange([], rows)
-            tails.begin([0] * rows, count + 1)
+            tails.set_lengths([0] * rows, count + 1)
             for _ in range(count):
                 for layer in range(pool.layout.num_layers):
                     tails.write(layer, self.key_value)
@@ -162,8 +162,8 @@ class Kernels:
         self.store.reserve(dict.fromkeys(own, count + 1))
         tail = backend.make_tail(self.store)
         tail.arrange([], rows)
-        tail.find([(segment, 0) for segment in own])
-        tail.begin([count] * rows, 1)
+        tail.set_segments([(segment, 0) for segment in own])
+        tail.set_lengths([count] * rows, 1)
         return tail, lambda: [self.store.free(segment) for segment in own]
 
 

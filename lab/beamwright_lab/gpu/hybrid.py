@@ -192,7 +192,7 @@ class Bench:
         """Locate a layer's states of some rows, which are read and written in place."""
         blocks = self.order[rows].tolist()
         states = StateRows(self.cells, blocks, blocks, tables=StateTables(self.cells))
-        found = states.placed(layer)
+        found = states.part_places(layer)
         assert found is not None
         return found[kind]
 
@@ -251,22 +251,22 @@ def _measure_kernel(
 def _check_kernel(bench: Bench, kernel: str) -> dict[str, Any]:
     """Compare a kernel with plain torch, with one row alone, and with the last row idle."""
     kind = "conv" if kernel == "convolution" else "recurrent"
-    index = bench.cells.index((0, kind), bench.order.to(bench.device))
+    index = bench.cells.cell_numbers((0, kind), bench.order.to(bench.device))
     part = bench.layout.parts[0, kind]
     start = torch.randn(bench.rows, *part.size, generator=_seeded()).to(bench.device, part.dtype)
     plain: Any = getattr(steps, f"{_KERNELS[kernel]}_step")
     after = start.clone()
     expected = plain(after, *bench.inputs(kernel))
-    bench.cells.put(index, bench.cells.cells((0, kind), start))
+    bench.cells.write_cells(index, bench.cells.to_cells((0, kind), start))
     found = bench.step(kernel, bench.placed(0, kind))
     written = bench.cells.read((0, kind), index)
-    bench.cells.put(index, bench.cells.cells((0, kind), start))
+    bench.cells.write_cells(index, bench.cells.to_cells((0, kind), start))
     alone = bench.step(kernel, bench.placed(0, kind, slice(1)), slice(1))
     equal = torch.equal(alone[0], found[0])
     equal &= torch.equal(bench.cells.read((0, kind), index)[0], written[0])
-    bench.cells.put(index, bench.cells.cells((0, kind), start))
+    bench.cells.write_cells(index, bench.cells.to_cells((0, kind), start))
     idle = bench.placed(0, kind)
-    idle.blocks.ways[-1] = 0
+    idle.blocks.actions[-1] = 0
     bench.step(kernel, idle)
     unchanged = torch.equal(bench.cells.read((0, kind), index)[-1], start[-1])
     return {

@@ -93,7 +93,7 @@ class LinkBench:
     def move(self, directions: tuple[Direction, ...]) -> None:
         """Submit all transfers: loads at once, stores block by block as in decoding."""
         if Direction.H2D in directions:
-            self.store.prefetch(dict.fromkeys(self.rows[Direction.H2D], 1))
+            self.store.prefetch_group(dict.fromkeys(self.rows[Direction.H2D], 1))
         if Direction.D2H in directions:
             for block in range(self.traffic.row_blocks):
                 for row in self.rows[Direction.D2H]:
@@ -166,7 +166,7 @@ def copy_launch_s(device: str, traffic: Traffic) -> float:
     """Seconds that one more queued copy takes, measured with tiny copies."""
     num_copies = 200
     bench = LinkBench(device, traffic)
-    tiny = Piece(bench.device_pool.block_bytes(0)[:64], bench.host_pool.block_bytes(0)[:64], 64)
+    tiny = Piece(bench.device_pool.block_memory(0)[:64], bench.host_pool.block_memory(0)[:64], 64)
     try:
         bench.link.wait([bench.link.submit(Direction.H2D, "load", [tiny])])
         start = time.perf_counter()

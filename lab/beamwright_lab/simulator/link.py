@@ -69,11 +69,11 @@ class VirtualLink:
         ends = [queue.end_of(pending) for queue in self._queues.values()]
         return self._clock.advance_to(max(ends))
 
-    def order(self, transfers: Iterable[Transfer]) -> float:
+    def delay_compute(self, transfers: Iterable[Transfer]) -> float:
         """Wait as `wait` does, because host and device have the same clock."""
         return self.wait(transfers)
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch_transfers(self) -> AbstractContextManager[None]:
         """Do nothing: submitting transfers in a batch saves no simulated time."""
         return nullcontext()
 

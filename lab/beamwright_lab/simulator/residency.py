@@ -46,7 +46,7 @@ class SimulatedResidency(CacheManager):
     def _touch(self, needs: Iterable[Segment]) -> None:
         super()._touch(needs)
         if isinstance(self.host, LeastRecent):
-            held = (segment for segment in self._live.present() if segment.pins)
+            held = (segment for segment in self._live.segments_on_device() if segment.pins)
             self.host.touch([*needs, *held], self._tick)
 
     def _load(self, segment: Segment, kind: str) -> None:
@@ -77,7 +77,7 @@ class SimulatedResidency(CacheManager):
 
 def _mark_state_transfer(segment: Segment) -> None:
     """Mark the last transfer of a recurrent state's segment as such."""
-    if segment.group.fixed and segment.transfers:
+    if segment.group.state_blocks and segment.transfers:
         segment.transfers[-1].kind = STATE
 
 
@@ -115,7 +115,9 @@ class SimulatedPrefill:
             before = sum(part.visible for part in request.path) + request.segment.length
             seen += length * before + length * (length + 1) // 2
         needs = prefill_needs(self._residency, requests)
-        read = num_tokens + sum(segment.length for segment in needs if not segment.group.fixed)
+        read = num_tokens + sum(
+            segment.length for segment in needs if not segment.group.state_blocks
+        )
         self._clock.run(self._costs.prefill(num_tokens, read, seen))
         self._residency.append([request.segment for request in requests], lengths)
 

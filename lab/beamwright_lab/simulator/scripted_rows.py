@@ -117,5 +117,9 @@ class ScriptedRows:
             for row in rows:
                 shared.update(dict.fromkeys(row.needed_segments()))
             own = {row.segment for row in rows}
-            kv = (segment for segment in shared if segment not in own and not segment.group.fixed)
+            kv = (
+                segment
+                for segment in shared
+                if segment not in own and not segment.group.state_blocks
+            )
             self._read = sum(segment.length for segment in kv)

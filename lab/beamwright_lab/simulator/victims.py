@@ -51,7 +51,7 @@ class LeastRecent(HostTier):
         """Record that these segments are used at `tick`."""
         self.touched.update(dict.fromkeys(segments, tick))
 
-    def in_order(
+    def order_for_eviction(
         self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
     ) -> list[Segment]:
         del next_use
@@ -67,10 +67,10 @@ class Cheapest(HostTier):
     to the host if not stored there.
     """
 
-    def in_order(
+    def order_for_eviction(
         self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
     ) -> list[Segment]:
-        order, cost = super().in_order(segments, next_use), dict[Segment, float]()
+        order, cost = super().order_for_eviction(segments, next_use), dict[Segment, float]()
         for segment in order:
             blocks = segment.blocks_for(segment.length)
             missing = blocks - segment.host_length // segment.group.block_tokens

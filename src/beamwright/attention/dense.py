@@ -81,10 +81,10 @@ class DenseDecode(DecodeView):
         return with_sinks(context.view(num_rows, heads, head_dim), lse, sinks)
 
     def keep_rows(self, rows: Tensor) -> None:
-        self.spread(rows)
+        self.set_query_rows(rows)
         self._kept = self._rows
 
-    def spread(self, rows: Tensor | None) -> None:
+    def set_query_rows(self, rows: Tensor | None) -> None:
         kept = self._kept
         self._rows = kept if rows is None else rows if kept is None else kept[rows]
 
@@ -99,7 +99,7 @@ class DenseAttention(AttentionBackend):
 
     name = "dense"
     copies_per_beam = True
-    spreads = True
+    sets_query_rows = True
     tail_tokens = 64
     decode_view = DenseDecode
     prefill_view = TreePrefill

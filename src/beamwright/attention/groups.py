@@ -24,7 +24,7 @@ from beamwright.library import Attention
 Places = Mapping[int, tuple[int, int]]
 
 
-def to_each(name: str) -> Callable[..., None]:
+def call_each(name: str) -> Callable[..., None]:
     """Make a method that calls the method `name` of each object in `self.parts`, in order."""
 
     def call(self: Any, *args: Any) -> None:
@@ -43,10 +43,11 @@ class GroupTails:
     def __init__(self, parts: Sequence[SessionTail]) -> None:
         self.parts = tuple(parts)
 
-    arrange, begin, advance = to_each("arrange"), to_each("begin"), to_each("advance")
-    find = to_each("find")
-    spread, together = to_each("spread"), to_each("together")
-    close, release = to_each("close"), to_each("release")
+    arrange, advance = call_each("arrange"), call_each("advance")
+    set_segments, set_lengths = call_each("set_segments"), call_each("set_lengths")
+    begin_multi_token_pass = call_each("begin_multi_token_pass")
+    end_multi_token_pass = call_each("end_multi_token_pass")
+    close, release = call_each("close"), call_each("release")
 
     @property
     def num_rows(self) -> int:
@@ -76,12 +77,12 @@ class GroupTails:
         for part, tokens in zip(self.parts, held, strict=True):
             part.restore(row, [tokens])
 
-    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+    def read_tokens(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Return the KV of the tail tokens `parts`, as one tensor per group.
 
         parts: (row, first, end), a range of tokens for each row.
         """
-        return [values for each in self.parts for values in each.take(parts)]
+        return [values for each in self.parts for values in each.read_tokens(parts)]
 
 
 class GroupedView(DecodeView):
@@ -90,9 +91,9 @@ class GroupedView(DecodeView):
     def __init__(self, places: Places, views: Sequence[Any]) -> None:
         self._places, self.parts = places, views
 
-    prepare, close = to_each("prepare"), to_each("close")
-    keep_rows, spread = to_each("keep_rows"), to_each("spread")
-    count_rows, drop_rows = to_each("count_rows"), to_each("drop_rows")
+    prepare, close = call_each("prepare"), call_each("close")
+    keep_rows, set_query_rows = call_each("keep_rows"), call_each("set_query_rows")
+    count_rows, drop_rows = call_each("count_rows"), call_each("drop_rows")
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
@@ -101,8 +102,8 @@ class GroupedView(DecodeView):
         context: Tensor = self.parts[group].attend(place, query, key_value, sinks)
         return context
 
-    def described(self) -> list[Attention] | None:
-        descriptions = [part.described() for part in self.parts]
+    def describe_layers(self) -> list[Attention] | None:
+        descriptions = [part.describe_layers() for part in self.parts]
         return None if None in descriptions else [each for part in descriptions for each in part]
 
 
@@ -112,7 +113,7 @@ class GroupedWorkspace:
     def __init__(self, parts: Sequence[Workspace]) -> None:
         self.parts = parts
 
-    release = to_each("release")
+    release = call_each("release")
 
     @property
     def num_moves(self) -> int:
@@ -125,9 +126,9 @@ class GroupedAttention(AttentionBackend):
 
     def __init__(self, inner: AttentionBackend, places: Places) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
-        self.copies_per_beam, self.spreads = inner.copies_per_beam, inner.spreads
-        self.writes_blocks, self.keeps = inner.writes_blocks, inner.keeps
-        self.holds_places = inner.holds_places
+        self.copies_per_beam, self.sets_query_rows = inner.copies_per_beam, inner.sets_query_rows
+        self.writes_blocks, self.prefill_writes_kv = inner.writes_blocks, inner.prefill_writes_kv
+        self.holds_block_numbers = inner.holds_block_numbers
         self._inner, self._places = inner, places
 
     def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> SessionTail:

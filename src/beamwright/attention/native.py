@@ -54,7 +54,7 @@ class NativePaths:
         """Set the rows' paths. items: item numbers along each path [rows, parts], see `Slots`."""
         self._places = torch.from_numpy(self._entries[items])
 
-    def described(self) -> list[Attention] | None:
+    def describe_layers(self) -> list[Attention] | None:
         """Describe the attention of all layers, so that the library can run a whole pass.
 
         Return None if some layers are not on the device, or if the tail is not a `RowTails`.
@@ -69,7 +69,7 @@ class NativePaths:
         sources = [NativeSource(x.data_ptr(), x.stride(0), x.stride(1), x.stride(3)) for x in whole]
         held = self._tail.storage
         slots, written, rows = self._tail.passes
-        spec = self._described(sources)
+        spec = self._describe(sources)
         spec.own = NativeSource(held.data_ptr(), held.stride(0), held.stride(1), held.stride(3))
         spec.own_row, spec.slots = held.stride(2), slots.data_ptr()
         spec.num_written = len(slots) // (2 * self._layout.num_kv_heads)
@@ -88,7 +88,7 @@ class NativePaths:
         sources = [
             NativeSource(data.data_ptr(), 0, data.stride(0), data.stride(2)) for data in held
         ]
-        spec = self._described(sources)
+        spec = self._describe(sources)
         apart = (values.data_ptr() - keys.data_ptr()) // keys.itemsize
         spec.own = NativeSource(keys.data_ptr(), 0, apart, keys.stride(1))
         spec.own_row = keys.stride(0)
@@ -101,10 +101,10 @@ class NativePaths:
         context = torch.empty(query.shape)
         model = Model((NativeLayer * 1)(), heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         places = {"turned": turned.data_ptr(), "context": context.data_ptr()}
-        run(model, Pass(_ATTENDS, _ATTENDS + 1, rows, **places), [spec])
+        run_in_library(model, Pass(_ATTENDS, _ATTENDS + 1, rows, **places), [spec])
         return context.to(query.dtype)
 
-    def _described(self, sources: Sequence[NativeSource]) -> Attention:
+    def _describe(self, sources: Sequence[NativeSource]) -> Attention:
         ends, layout = self._tail.places.contiguous(), self._layout
         spec = Attention((NativeSource * len(sources))(*sources))
         spec.places, spec.most = self._places.data_ptr(), self._places.shape[1]
@@ -114,7 +114,7 @@ class NativePaths:
         return spec
 
 
-def run(model: Model, given: Pass, attentions: Sequence[Attention] = ()) -> None:
+def run_in_library(model: Model, given: Pass, attentions: Sequence[Attention] = ()) -> None:
     """Run the stages in `given` of `model` in the library.
 
     Raises:

@@ -67,7 +67,7 @@ class DecodeView(AttentionView):
     blocks. The tail's `advance` moves all rows on to the next token.
     """
 
-    def described(self) -> Sequence[Attention] | None:
+    def describe_layers(self) -> Sequence[Attention] | None:
         """Describe the attention per group of layers, so that the C library can run all layers.
 
         Return None if the model has to call `attend` for each layer.
@@ -77,7 +77,7 @@ class DecodeView(AttentionView):
     def keep_rows(self, rows: Any) -> None:
         """Continue with only the rows with indices `rows` (a compacted batch)."""
 
-    def spread(self, rows: Any) -> None:
+    def set_query_rows(self, rows: Any) -> None:
         """Let the next pass compute any number of tokens per row.
 
         Token i of the pass belongs to row rows[i]; the tail's `places` tell its index in the row's
@@ -90,13 +90,13 @@ class DecodeView(AttentionView):
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Stop reading the KV of `rows`, which may now be evicted; their context is not used."""
 
-    def own(self, segments: Sequence[Segment | None]) -> None:
+    def bind_segments(self, segments: Sequence[Segment | None]) -> None:
         """Set the segment that each row writes; None for a padding row.
 
         A view may attach data to a segment, such as the row's latest queries.
         """
 
-    def settle(self) -> None:
+    def wait_for_threads(self) -> None:
         """Wait until no background thread of the view reads the tail or the store."""
 
 
@@ -125,16 +125,16 @@ class AttentionBackend:
     prefill_view: Callable[..., AttentionView]
     # True if every beam reads its own copy of its path (the LBS paper's layout).
     copies_per_beam: bool = False
-    # True if the decode views implement `spread`.
-    spreads: bool = False
+    # True if the decode views implement `set_query_rows`.
+    sets_query_rows: bool = False
     # True if decode views write a token's KV directly into blocks; the tail then only holds the
     # addresses of these blocks.
     writes_blocks: bool = False
     # True if prefill views can write KV to the pool themselves.
-    keeps: bool = False
+    prefill_writes_kv: bool = False
     # True if decode views hold addresses of blocks in the pool, so that a view must be rebuilt when
     # blocks move. Other decode views hold copies of the KV.
-    holds_places: bool = False
+    holds_block_numbers: bool = False
     # The backend that this one wraps, which the start-up self-test checks instead; None if this
     # backend is not a wrapper.
     tested: AttentionBackend | None = None

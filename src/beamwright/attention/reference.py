@@ -89,9 +89,9 @@ class ReferenceDecode(DecodeView):
     def keep_rows(self, rows: Tensor) -> None:
         self._paths = [self._paths[row] for row in rows.tolist()]
         self._live = [self._live[row] for row in rows.tolist()]
-        self.spread(None)
+        self.set_query_rows(None)
 
-    def spread(self, rows: Tensor | None) -> None:
+    def set_query_rows(self, rows: Tensor | None) -> None:
         self._rows = range(len(self._paths)) if rows is None else rows.tolist()
 
     def drop_rows(self, rows: Sequence[int]) -> None:
@@ -124,7 +124,7 @@ class ReferenceAttention(AttentionBackend):
     """The backend `reference`."""
 
     name = "reference"
-    spreads = True
+    sets_query_rows = True
     tail_tokens = 64
     decode_view = ReferenceDecode
     prefill_view = ReferencePrefill

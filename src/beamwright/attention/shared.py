@@ -132,7 +132,7 @@ class WrittenLayers(LayerSource):
 
     def layer(self, number: int) -> Tensor:
         blocks, offsets = self._at
-        return self._kv.pick((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
+        return self._kv.read((blocks, number, slice(None), offsets)).permute(2, 0, 3, 1, 4)
 
 
 # A function that packs entries, given (store, entries, tokens per entry), and decides whether the

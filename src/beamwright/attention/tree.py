@@ -162,15 +162,15 @@ class TreeDecode(DecodeView):
             self._seen = token, seen
         return self._seen[1]
 
-    def described(self) -> list[Attention] | None:
-        return None if self._native is None else self._native.described()
+    def describe_layers(self) -> list[Attention] | None:
+        return None if self._native is None else self._native.describe_layers()
 
     def keep_rows(self, rows: Tensor) -> None:
         """Continue with only `rows`. The packed segments stay; only the tables change."""
         self._all_slots = self._all_slots.select_rows(rows)
         self._arrange(self._all_slots)
 
-    def spread(self, rows: Tensor | None) -> None:
+    def set_query_rows(self, rows: Tensor | None) -> None:
         self._arrange(self._all_slots if rows is None else self._all_slots.select_rows(rows))
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class TreeAttention(AttentionBackend):
     """The backend `tree` in plain torch."""
 
     name = "tree"
-    spreads = True
+    sets_query_rows = True
     tail_tokens = 256
     decode_view = TreeDecode
     prefill_view = TreePrefill

@@ -117,7 +117,9 @@ class TreeAdmission:
         # A tree's KV is on the generator's device and on one verifier's.
         devices = devices[: len(devices) + 1 - self.settings.verifiers]
         tree_bytes = self._largest_tokens * sum(each.bytes_per_token for each in devices)
-        row_bytes = sum(g.fixed * each.bytes_per_block for each in devices for g in each.groups)
+        row_bytes = sum(
+            g.state_blocks * each.bytes_per_block for each in devices for g in each.groups
+        )
         wanted_bytes = tree_bytes * (len(sizes) + 1) + row_bytes * (sum(sizes) + max(sizes))
         budgets = [each.device.budget for each in self.stores]
         if self._keeps_evicted_kv:
@@ -293,7 +295,7 @@ class AdmissionQueue:
         if parent is None or has_all_kv(parent):
             return {}
         state = state_of(parent)
-        segment = state.segment if state is not None else self._cache.blank()
+        segment = state.segment if state is not None else self._cache.create_unmanaged()
         num_tokens = len(parent.token_ids)
         return {segment: num_tokens} if segment.length < num_tokens else {}
 
@@ -311,13 +313,13 @@ class AdmissionQueue:
             number = group if self.barriers else place // max(1, len(running))
             groups.setdefault(number, []).append(node)
         needs = [*map(self.copies_read, groups.values())]
-        self._cache.expect(needs)
+        self._cache.announce_uses(needs)
         if not groups:
             return
         if self._settings.prefetch:
-            self._cache.prefetch(needs[0])
+            self._cache.prefetch_group(needs[0])
         growth = map(self._capacity.expected_tokens, next(iter(groups.values())))
-        self._cache.write_ahead(needs[0], growth, {row.segment for row in running})
+        self._cache.store_for_group(needs[0], growth, {row.segment for row in running})
 
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
         """Start loading the KV of `rows` from the host; return True if they should join later.
@@ -340,7 +342,7 @@ class AdmissionQueue:
         self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))
         if not self.passes:
             return False
-        self._cache.load_ahead(needs)
+        self._cache.prefetch_rows(needs)
         for row in rows:
             row.pin_segments()
         self.prefetching = list(rows)

@@ -18,7 +18,7 @@ from torch import Tensor
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import CapacityError, DeviceMemoryError, NotFiniteError
-from beamwright.kv.segments import Path, PathPart, copies_needed, whole
+from beamwright.kv.segments import Path, PathPart, copies_needed, for_all_groups
 from beamwright.models.decoder import padded_rows
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.prefill import PrefillRequest
@@ -76,7 +76,9 @@ class AsideWriter:
         def too_many(count: int) -> bool:
             some = asides[:count]
             needs = copies_needed((aside.path for aside in some), per_beam=store.copies_per_beam)
-            grown = {store.blank(): n for each in some for n in (len(each.given), each.limit)}
+            grown = {
+                store.create_unmanaged(): n for each in some for n in (len(each.given), each.limit)
+            }
             return not store.fits(store.total_copies(needs), grown)
 
         return asides[: bisect_left(range(1, len(asides) + 1), True, key=too_many)]
@@ -109,7 +111,7 @@ class AsideWriter:
         needs = copies_needed((a.path for a in asides), per_beam=store.copies_per_beam)
         try:
             with store.acquire(needs) as lease:
-                lease.add(whole(dict.fromkeys(given, 1)))
+                lease.add(for_all_groups(dict.fromkeys(given, 1)))
                 pairs = list(zip(asides, given, strict=True))
                 hidden = self._model.prefill(
                     [
@@ -124,7 +126,7 @@ class AsideWriter:
                 except CapacityError:
                     if len(asides) > 1:
                         raise
-                lease.add(whole(dict.fromkeys(written, 1)))
+                lease.add(for_all_groups(dict.fromkeys(written, 1)))
                 paths = [(*a.path, PathPart(segment, segment.length)) for a, segment in pairs]
                 session = self._model.open_session(paths, written)
                 try:

@@ -178,7 +178,9 @@ class Capacity:
         The state of a prompt is kept, because the prompt may get children at any time.
         """
         groups = self._cache.device.groups
-        for window, fixed in sorted({(g.window, g.fixed) for g in groups if g.window is not None}):
+        for window, fixed in sorted(
+            {(g.window, g.state_blocks) for g in groups if g.window is not None}
+        ):
             for node in tree.outside_window(window, _first_uncomputed):
                 stays = fixed and node.parent is None
                 if (state := state_of(node)) is not None and state.row is None and not stays:
@@ -192,10 +194,10 @@ class Capacity:
         """
         if not self._cache.device.has_states:
             return False
-        before = self._cache.room
+        before = self._cache.available_blocks
         for row in rows:
             row.lease.keep_only(row.needed_segments())
-        return self._cache.room > before
+        return self._cache.available_blocks > before
 
     # --- KV demand, for schedules ------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class Capacity:
         """
         ledger, num_blocks = self._cache.device, 0
         for number, group in enumerate(ledger.groups):
-            passed = behind + (since if group.fixed else 0)
+            passed = behind + (since if group.state_blocks else 0)
             reached = group.window is None or passed + 1 < group.window
             if reached and number not in reads:
                 reads.add(number)

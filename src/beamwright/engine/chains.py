@@ -25,7 +25,7 @@ from beamwright.engine.row import (
     state_of,
 )
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Lease, Segment, whole
+from beamwright.kv.segments import Lease, Segment, for_all_groups
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from beamwright.plan.costs import CHUNK_TOKENS
@@ -65,7 +65,7 @@ def complete_paths(
     """
 
     def forward(requests: Sequence[PrefillRequest]) -> Sequence[Any]:
-        lease.add(whole({r.segment: 1 for r in requests if not r.segment.length}))
+        lease.add(for_all_groups({r.segment: 1 for r in requests if not r.segment.length}))
         # Reserve all or none: a node with KV but no hidden state could not be restarted.
         cache.reserve({r.segment: r.segment.length + len(r.token_ids) for r in requests})
         return prefill(requests)

@@ -31,12 +31,12 @@ from beamwright.models.tree_model import TreeModel
 def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
     """Return why a pass can compute only one token per row (no drafts); None if it can take more.
 
-    Attention must support several tokens per row (`spreads`). Kernels, layer-wise streaming and
-    sparse decoding do not: their work lists, transfers and selections assume one token per row.
+    Attention must support several tokens per row (`sets_query_rows`). Kernels, layer-wise streaming
+    and sparse decoding do not: their work lists, transfers and selections assume one token per row.
     """
     if model.decoder.shape.states:
         return "needs a model without recurrent layers"
-    if not model.backend.spreads:
+    if not model.backend.sets_query_rows:
         return "needs attention in plain torch over whole paths on the device"
     if replay is not None and not replay.is_plain:
         return "cannot be combined with CUDA graphs"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from beamwright.engine.row import Row, RowLimit
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 from beamwright.models.thinking import ThoughtMarks
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import StepSettings
@@ -139,7 +139,7 @@ class RowClosings:
         numbers = [[row.at for row in known], [row.soft for row in known], [r.end for r in known]]
         least = [row.least for row in known]
         for mine, given in ((self._numbers, numbers), (self._ids, ids), (self._least, least)):
-            mine.copy_(sent(given, mine.device))
+            mine.copy_(send_to_device(given, mine.device))
 
     def select_rows(self, rows: Tensor) -> RowClosings:
         """Return the closings of the rows with the indices `rows`, which may repeat."""

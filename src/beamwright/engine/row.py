@@ -14,7 +14,15 @@ from typing import Any, NamedTuple, Protocol
 from beamwright.engine.noise import lineage_key
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Lease, Path, PathPart, Segment, Source, segments_read, whole
+from beamwright.kv.segments import (
+    Lease,
+    Path,
+    PathPart,
+    Segment,
+    Source,
+    for_all_groups,
+    segments_read,
+)
 from beamwright.models.thinking import ThoughtMarks
 from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
@@ -224,7 +232,7 @@ class Row:
         """
         return {
             **dict.fromkeys(segments_read(kv_path(self.node)), 1),
-            **whole({self.segment: 1}),
+            **for_all_groups({self.segment: 1}),
         }
 
     def pin_segments(self) -> None:

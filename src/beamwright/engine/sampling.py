@@ -30,7 +30,7 @@ from beamwright.engine.noise import (
     row_words,
     spread_tokens,
 )
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 from beamwright.models.decoder import apply_in_tiles
 from beamwright.protocols import SAMPLING_MASS
 from beamwright.sections import SamplingSettings
@@ -119,9 +119,9 @@ class RowSampling:
             [row.min_p or 0.0 for row in rows],
         ]
         device = self.greedy.device
-        self.greedy.copy_(sent(likeliest, device))
-        self.top_k.copy_(sent([[row.top_k or 0] for row in rows], device))
-        self._numbers.copy_(sent(numbers, device).unsqueeze(2))
+        self.greedy.copy_(send_to_device(likeliest, device))
+        self.top_k.copy_(send_to_device([[row.top_k or 0] for row in rows], device))
+        self._numbers.copy_(send_to_device(numbers, device).unsqueeze(2))
 
     def select_rows(self, rows: Tensor) -> RowSampling:
         """Return the parameters of the rows with the indices `rows`, which may repeat."""

@@ -17,7 +17,7 @@ from beamwright.engine.endings import StopFinder
 from beamwright.engine.noise import stack_keys
 from beamwright.engine.row import Row, open_rows
 from beamwright.engine.sampling import RowSampling, Ways
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 from beamwright.models.packed import Numbers, Replay
 from beamwright.tree import TopTokens
 
@@ -80,7 +80,7 @@ class StepBuffers:
         self.unread = frozenset([place for place, row in enumerate(rows) if row is None])
         tokens = [row.tokens[-1] if row.tokens else 0 for row in real]
         positions = [row.node.start + row.forwarded for row in real]
-        self._moving.copy_(sent([tokens, positions], device))
+        self._moving.copy_(send_to_device([tokens, positions], device))
         self.switch_half()
 
     def switch_half(self) -> None:

@@ -26,7 +26,7 @@ from beamwright.engine.row import OWNER, Decoding, IterationWork, Row, TreeDecod
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, likeliest, samples_in_kernel
 from beamwright.engine.step_results import IterationResults, StepBuffers
 from beamwright.errors import InputError
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 from beamwright.models.decoder import captured_rows, padded_rows
 from beamwright.models.load import free_bytes
 from beamwright.models.packed import Replay
@@ -293,7 +293,9 @@ class TensorRows:
         buffers = StepBuffers(len(rows), self._stats, hidden[:, :0], self._num_likeliest)
         buffers.load(rows, self._arrangement, self._stops)
         siblings = [places[parent] for parent in parents]
-        self._sample_tokens(buffers, self._decoder.logits(hidden)[sent(siblings, hidden.device)])
+        self._sample_tokens(
+            buffers, self._decoder.logits(hidden)[send_to_device(siblings, hidden.device)]
+        )
         drawn = IterationResults(rows, self._stops)
         drawn.fetch(buffers, self.replay, 1)
         self._write_results(drawn)
@@ -323,7 +325,7 @@ class TensorRows:
             _count_overrun(row, num_done - used)
         if forwarded:
             rows, *at = zip(*forwarded, strict=True)
-            numbers, places = sent(at, hidden.device)
+            numbers, places = send_to_device(at, hidden.device)
             for row, state in zip(rows, hidden[numbers, places].split(1), strict=True):
                 row.hidden = state
 

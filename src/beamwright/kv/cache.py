@@ -1,7 +1,7 @@
 """CacheManager: the KV cache's block allocator, with eviction, offload to the host, and prefetch.
 
-Rows pin the segments that they read (`Lease`). Eviction takes the segment that is needed last, as
-`expect` has announced (LBS sections 4.1 and 4.2). The manager has no tensors (`SegmentStore` adds
+Rows pin the segments that they read (`Lease`). Eviction takes the segment whose next use, told by
+`announce_uses`, is last (LBS sections 4.1 and 4.2). The manager has no tensors (`SegmentStore` adds
 them), so the simulator can run it too. Its decisions depend on the order of calls, never on when a
 transfer finishes, so that equal runs move equal bytes.
 """
@@ -23,10 +23,10 @@ from beamwright.kv.segments import (
     Path,
     RestoreKind,
     Segment,
-    first_blocks,
+    for_all_groups,
     missing_blocks,
     parts_read,
-    whole,
+    prefix_with_blocks,
 )
 from beamwright.protocols import Direction
 
@@ -59,14 +59,14 @@ class CacheManager:
 
     def create(self, name: str = "", start: int = 0) -> Segment:
         """Create a node's empty segments, one per group; return the first. start: see `Segment`."""
-        segment = self.blank(name, start)
+        segment = self.create_unmanaged(name, start)
         for each in segment.group_segments:
             self._live.add(each)
         return segment
 
-    def blank(self, name: str = "", start: int = 0) -> Segment:
+    def create_unmanaged(self, name: str = "", start: int = 0) -> Segment:
         """Create a segment that is not managed and gets no blocks, only to compute sizes."""
-        return self._live.blank(self.device.groups, name, start)
+        return self._live.create_unregistered(self.device.groups, name, start)
 
     def free(self, segment: Segment) -> None:
         """Free a segment's blocks in both tiers. Freeing it twice is an AssertionError."""
@@ -82,7 +82,7 @@ class CacheManager:
         """Remove a segment's tokens, free its blocks, and cancel its transfers."""
         for each in segment.group_segments:
             self._drop(each)
-            each.length, each.memory, each.gone = 0, None, False
+            each.length, each.attention_data, each.out_of_window = 0, None, False
 
     def free_window(self, segment: Segment, window: int) -> None:
         """Free a segment's KV of layers with this sliding window, which no later row reads.
@@ -92,16 +92,16 @@ class CacheManager:
         if self.host is not None and self.host.recompute:
             return
         for each in segment.group_segments:
-            if each.group.window == window and not each.gone and not each.pins:
+            if each.group.window == window and not each.out_of_window and not each.pins:
                 self._drop(each)
-                each.gone = True
+                each.out_of_window = True
 
     def adopt_blocks(self, segment: Segment, twin: Segment) -> None:
         """Move recomputed blocks from a temporary segment, `twin`, to one that no tier holds."""
         for each, fresh in zip(segment.group_segments, twin.group_segments, strict=True):
             if not each.resident and not each.stored:
                 each.copies, fresh.copies = fresh.copies, []
-                each.restored_by, each.gone = RestoreKind.RECOMPUTED, False
+                each.restored_by, each.out_of_window = RestoreKind.RECOMPUTED, False
                 self._live.update(each)
                 self._live.update(fresh)
 
@@ -144,7 +144,7 @@ class CacheManager:
         Raises:
             CapacityError: if memory is too small; nothing has changed in that case.
         """
-        wanted, missing = whole(wanted), dict[Segment, list[int]]()
+        wanted, missing = for_all_groups(wanted), dict[Segment, list[int]]()
         for segment, num_tokens in wanted.items():
             size, copies = segment.blocks_for(num_tokens), segment.copies
             if segment.length and not copies:
@@ -194,7 +194,7 @@ class CacheManager:
         """Return the bytes to load or copy until the device has these copies."""
         return missing_blocks(needs) * self.device.bytes_per_block
 
-    def load_ahead(self, needs: Mapping[Segment, int]) -> None:
+    def prefetch_rows(self, needs: Mapping[Segment, int]) -> None:
         """Start loading one copy of each segment for rows that join later; may evict others.
 
         Raises:
@@ -207,27 +207,27 @@ class CacheManager:
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Return True if `needs` copies of segments, grown to `grown` tokens, can be leased."""
-        grown = whole(grown)
+        grown = for_all_groups(grown)
         taken = (self.blocks_taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
-        return sum(taken) <= self.room
+        return sum(taken) <= self.available_blocks
 
     @property
-    def room(self) -> int:
+    def available_blocks(self) -> int:
         """Number of blocks that new leases can use: unpinned ones; without eviction, free ones."""
         unpinned = self.device.num_blocks - self._live.tally.pinned_blocks
         return unpinned if self.evicts else self.device.num_free
 
     def blocks_taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        """Return how many blocks of `room` it takes to lease `copies` copies of a segment.
+        """Return how many of `available_blocks` a lease on `copies` copies of a segment takes.
 
         num_tokens: tokens that the segment grows to; 0: it does not grow.
         """
-        count = segment.unpinned_blocks if self.evicts else segment.fresh_blocks
+        count = segment.newly_pinned_blocks if self.evicts else segment.fresh_blocks
         return count(copies, num_tokens)
 
     def has_free_blocks(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Return True if leasing `needs` copies, grown to `grown` tokens, evicts nothing."""
-        grown = whole(grown)
+        grown = for_all_groups(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
         return sum(fresh) <= self.device.num_free
 
@@ -256,17 +256,17 @@ class CacheManager:
     def never_moves(self) -> bool:
         """True if KV needs no pins: its only copy stays on the device until it is freed."""
         first, *others = self.device.groups
-        plain = not others and first.window is None and not first.fixed
+        plain = not others and first.window is None and not first.state_blocks
         return plain and not self.evicts and not self.copies_per_beam
 
-    def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
+    def announce_uses(self, upcoming: Sequence[Iterable[Segment]]) -> None:
         """Tell eviction which segments the coming groups of this round read, in their order."""
         self._next_use = {}
         for distance, needs in enumerate(upcoming, start=1):
             for segment in needs:
                 self._next_use.setdefault(segment, distance)
 
-    def prefetch(self, needs: Mapping[Segment, int]) -> None:
+    def prefetch_group(self, needs: Mapping[Segment, int]) -> None:
         """Start loading segments that the next group reads, until no more blocks can be freed.
 
         Only segments that the rest of the round does not read are evicted. They would be evicted
@@ -278,7 +278,7 @@ class CacheManager:
         short = sum(s.blocks_for(s.length) for s in missing) - self.device.num_free
         if short > 0:
             self._evict([s for s in self._victims() if s not in self._next_use], short)
-        with self.host.link.together():
+        with self.host.link.batch_transfers():
             for segment in missing:
                 if segment.blocks_for(segment.length) > self.device.num_free:
                     return
@@ -299,7 +299,7 @@ class CacheManager:
         if self.host is not None:
             self.host.write_back(segments, self.device, sealed=sealed)
 
-    def write_ahead(
+    def store_for_group(
         self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
     ) -> None:
         """Start copying to the host the segments that make room for the next group.
@@ -314,10 +314,10 @@ class CacheManager:
         short -= self.device.num_free
         if short <= 0:
             return
-        others = (s for s in self._live.resident() if s not in kept)
-        order = self.host.in_order(others, self._next_use)
+        others = (s for s in self._live.resident_segments() if s not in kept)
+        order = self.host.order_for_eviction(others, self._next_use)
         with suppress(CapacityError):  # eviction raises the error if it needs the blocks
-            self._store(first_blocks(order, short, lambda s: s.copies))
+            self._store(prefix_with_blocks(order, short, lambda s: s.copies))
 
     def dirty_segments(self) -> list[Segment]:
         """Return segments whose eviction must first store them, in the order of eviction."""
@@ -341,7 +341,9 @@ class CacheManager:
         if (excess := used - total_bytes // device.bytes_per_block) > 0:
             self._evict(self._victims(), excess)
         total_bytes = device.resize(total_bytes)
-        outside = [s for s in self._live.present() if any(map(device.outside_budget, s.copies))]
+        outside = [
+            s for s in self._live.segments_on_device() if any(map(device.outside_budget, s.copies))
+        ]
         for segment in outside:
             self._wait_for(segment, *Direction)
         source, destination = device.move_inside([blocks for s in outside for blocks in s.copies])
@@ -365,13 +367,13 @@ class CacheManager:
 
     def _victims(self) -> list[Segment]:
         """Return the segments that may be evicted, in the order of eviction."""
-        unpinned = (s for s in self._live.resident() if len(s.copies) > s.pins)
-        return [] if self.host is None else self.host.in_order(unpinned, self._next_use)
+        unpinned = (s for s in self._live.resident_segments() if len(s.copies) > s.pins)
+        return [] if self.host is None else self.host.order_for_eviction(unpinned, self._next_use)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
         """Free `num_blocks` blocks of these segments, storing them on the host where necessary."""
         self.outgrown = self.outgrown or bool(victims)
-        chosen = first_blocks(victims, num_blocks, lambda s: s.unpinned_copies)
+        chosen = prefix_with_blocks(victims, num_blocks, lambda s: s.unpinned_copies)
         leaving = [s for s in chosen if s.pins == 0]
         self._store(leaving)
         self.counts.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
@@ -389,7 +391,7 @@ class CacheManager:
         if self.host is not None:
             # Without shared loads, every copy crosses the link.
             loads = dict.fromkeys(needs, 1) if self.host.share_loads else needs
-            with self.host.link.together():
+            with self.host.link.batch_transfers():
                 self._load_missing(loads, "load")
         loading = [t for s in needs for t in s.transfers if t.direction is Direction.H2D]
         if lost:

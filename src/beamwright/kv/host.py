@@ -37,7 +37,7 @@ class HostTier:
         """
         if self.recompute:
             return
-        with self.link.together():
+        with self.link.batch_transfers():
             for segment in segments:
                 size = segment.group.block_tokens
                 until = segment.length if sealed else segment.length // size * size
@@ -87,9 +87,9 @@ class HostTier:
             sides = Blocks(memory, tuple(to)), Blocks(held, tuple(source))
             return [Piece(*sides, size * len(to))]
         pairs = zip(to, source, strict=True)
-        return [Piece(there.block_bytes(a), here.block_bytes(b), size) for a, b in pairs]
+        return [Piece(there.block_memory(a), here.block_memory(b), size) for a, b in pairs]
 
-    def in_order(
+    def order_for_eviction(
         self, segments: Iterable[Segment], next_use: Mapping[Segment, int]
     ) -> list[Segment]:
         """Return these segments in the order in which they should be evicted.

@@ -9,7 +9,7 @@ Three races corrupt KV if copies and compute are not ordered: a store that runs 
 that writes its block, a load into a block that earlier compute still reads, and compute that reads
 a block before its load. Every copy therefore starts after all compute that was queued when it was
 submitted. A reader of the copied data either waits for the copy on the host (`wait`) or makes later
-compute wait for it (`order`).
+compute wait for it (`delay_compute`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Link(Protocol):
             LinkError: if the link has failed.
         """
 
-    def order(self, transfers: Iterable[Transfer]) -> float:
+    def delay_compute(self, transfers: Iterable[Transfer]) -> float:
         """Make compute that is queued from now on wait for these transfers; do not block the host.
 
         Return the seconds that compute was found to have waited since the last call.
@@ -94,7 +94,7 @@ class Link(Protocol):
             LinkError: if the link has failed.
         """
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch_transfers(self) -> AbstractContextManager[None]:
         """Return a context manager that batches the transfers submitted in it, per direction."""
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
@@ -119,7 +119,9 @@ class Wire:
         self._free_at_s = dict.fromkeys(Direction, 0.0)
         self._lock = threading.Lock()
 
-    def take(self, direction: Direction, num_bytes: int, now_s: float) -> tuple[float, float]:
+    def add_transfer(
+        self, direction: Direction, num_bytes: int, now_s: float
+    ) -> tuple[float, float]:
         """Count bytes that are queued now; return when their emulated transfer begins and ends.
 
         Both times are 0 without an emulated bandwidth.
@@ -133,7 +135,7 @@ class Wire:
             self._free_at_s[direction] = ends_s
             return begins_s, ends_s
 
-    def give_back(self, direction: Direction, num_bytes: int, seconds: float) -> None:
+    def remove_transfer(self, direction: Direction, num_bytes: int, seconds: float) -> None:
         """Subtract bytes of cancelled transfers, and the seconds reserved for them."""
         with self._lock:
             self.bytes_moved[direction] -= num_bytes
@@ -147,7 +149,7 @@ class StreamTransfer(Transfer):
     copied: handle of the copies of its batch; None until the batch is queued.
     begins_s, ends_s: when an emulated link begins and ends the transfer; 0 on a real link.
     unmoved: bytes that were cancelled before they moved.
-    settled: True once `finished` need not be computed again.
+    ended: True once `finished` was true, so that it need not be computed again.
     error: why the copies failed; None if they did not.
     """
 
@@ -157,34 +159,34 @@ class StreamTransfer(Transfer):
     begins_s: float = 0.0
     ends_s: float = 0.0
     unmoved: int = 0
-    settled: bool = False
+    ended: bool = False
     error: RuntimeError | None = None
 
     @property
     def finished(self) -> bool:
-        if not self.settled and self.copied is not None:
+        if not self.ended and self.copied is not None:
             over = self._ask_copies(self.copied.query) and time.perf_counter() >= self.ends_s
-            self.settled = self.settled or bool(over)
-        return self.settled
+            self.ended = self.ended or bool(over)
+        return self.ended
 
     def _ask_copies(self, question: Callable[[], _Answer]) -> _Answer | None:
         """Call `question` about the copies. If they have failed, set `error` and return None."""
         try:
             return question()
         except RuntimeError as error:
-            self.settled, self.error = True, error
+            self.ended, self.error = True, error
             return None
 
     def wait(self) -> None:
         """Block the host until the bytes have arrived."""
-        if self.settled:
+        if self.ended:
             return
         assert self.copied is not None, "a transfer is waited for before it is queued"
         self._ask_copies(self.copied.synchronize)
         left = self.ends_s - time.perf_counter()
         if left > 0 and self.error is None:
             time.sleep(left)
-        self.settled = True
+        self.ended = True
 
     def delay_compute(self, streams: Streams) -> ComputeDelay | None:
         """Make compute that is queued from now on wait for these copies; None if they failed."""
@@ -192,19 +194,19 @@ class StreamTransfer(Transfer):
         assert copied is not None
         return self._ask_copies(lambda: streams.delay_compute(copied))
 
-    def take_back(self, wire: Wire) -> None:
+    def cancel(self, wire: Wire) -> None:
         """Cancel copies that have not begun, and wait for the others.
 
         On an emulated link, no copy counts as begun before `begins_s`.
         """
         assert self.copied is not None
-        self.unmoved = self._ask_copies(self.copied.take_back) or 0
+        self.unmoved = self._ask_copies(self.copied.cancel) or 0
         now_s = time.perf_counter()
         if now_s < self.begins_s:
             self.unmoved = self.num_bytes
-        self.settled = True
+        self.ended = True
         left_s = self.ends_s - max(now_s, self.begins_s)
-        wire.give_back(self.direction, self.unmoved, max(0.0, left_s))
+        wire.remove_transfer(self.direction, self.unmoved, max(0.0, left_s))
 
 
 class StreamLink:
@@ -213,7 +215,7 @@ class StreamLink:
     Only one thread at a time may call it. Threads that compute at once have a link each, over one
     shared `wire`, which counts the bytes of all.
 
-    held_back_s: seconds for which `order` made compute wait, as far as the device has reported.
+    held_back_s: seconds that `delay_compute` made compute wait, as far as the device has reported.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class StreamLink:
         return transfer
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def batch_transfers(self) -> Iterator[None]:
         """Queue the transfers submitted in this context at its end, one batch per direction.
 
         Waiting for one of these transfers ends the batch early.
@@ -267,7 +269,7 @@ class StreamLink:
         self._update_ended(pending)
         return time.perf_counter() - start
 
-    def order(self, transfers: Iterable[Transfer]) -> float:
+    def delay_compute(self, transfers: Iterable[Transfer]) -> float:
         """Make compute wait for these transfers; return the seconds reported since the last call.
 
         The host waits too if it computes itself (CPU), or if the link is emulated.
@@ -289,7 +291,7 @@ class StreamLink:
         self._queue()
         for transfer in _stream_transfers(transfers):
             if not transfer.finished:
-                transfer.take_back(self.wire)
+                transfer.cancel(self.wire)
                 transfer.state = TransferState.CANCELLED
         self._update_ended([])
 
@@ -298,7 +300,7 @@ class StreamLink:
         self._streams.close()
         for transfer in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                transfer.take_back(self.wire)  # `unmoved` is then not 0 if no copy had begun
+                transfer.cancel(self.wire)  # `unmoved` is then not 0 if no copy had begun
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
         self._update_ended([])
@@ -316,11 +318,11 @@ class StreamLink:
             except RuntimeError as error:
                 for transfer in gathered:
                     if transfer.copied is None:
-                        transfer.state, transfer.settled = TransferState.CANCELLED, True
+                        transfer.state, transfer.ended = TransferState.CANCELLED, True
                 raise LinkError(f"the {direction} link failed: {error}") from error
             now = time.perf_counter()
             for transfer in batch:
-                taken = self.wire.take(direction, transfer.num_bytes, now)
+                taken = self.wire.add_transfer(direction, transfer.num_bytes, now)
                 transfer.begins_s, transfer.ends_s = taken
                 transfer.copied, transfer.submitted_s = copied, now
                 transfer.state = TransferState.RUNNING

@@ -104,7 +104,7 @@ class SharedMemory(ScratchMeter):
         self.total_bytes, self._most = total_bytes, most_block_bytes
         self._flat: torch.Tensor | None = None
 
-    def blocks(self, block_bytes: int, device: str) -> tuple[torch.Tensor, int]:
+    def allocate_pool(self, block_bytes: int, device: str) -> tuple[torch.Tensor, int]:
         """Return the memory [block, bytes] of the next pool, and its first block's number.
 
         The pool's last block is a spare beyond the shared bytes; the other pool never uses it.
@@ -133,12 +133,12 @@ class GroupBlocks:
     """What a block of one group of layers holds.
 
     window: size of the layers' sliding window in tokens; None: full attention.
-    fixed: number of blocks that each segment has for its recurrent state; 0 in a group with KV.
+    state_blocks: blocks that each segment has for its recurrent state; 0 in a group with KV.
     """
 
     block_tokens: int
     window: int | None = None
-    fixed: int = 0
+    state_blocks: int = 0
 
     @classmethod
     def of_states(cls, num_blocks: int) -> GroupBlocks:
@@ -151,7 +151,7 @@ class GroupBlocks:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks `num_tokens` tokens of one segment need."""
-        return self.fixed * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
+        return self.state_blocks * (num_tokens > 0) or -(-num_tokens // self.block_tokens)
 
 
 class BlockLedger:
@@ -193,7 +193,7 @@ class BlockLedger:
     @property
     def has_states(self) -> bool:
         """True if the last group holds recurrent states."""
-        return self.groups[-1].fixed > 0
+        return self.groups[-1].state_blocks > 0
 
     @property
     def num_free(self) -> int:
@@ -204,7 +204,7 @@ class BlockLedger:
         """Return how many blocks `num_tokens` tokens of one node need in all groups."""
         return sum(group.blocks_for(num_tokens) for group in self.groups)
 
-    def block_bytes(self, block: int) -> Any:
+    def block_memory(self, block: int) -> Any:
         """Return the memory of a block, as the link copies it; None without memory."""
         del block
 
@@ -362,7 +362,7 @@ class BlockPool(BlockLedger):
         size = num_blocks * self.bytes_per_block
         try:
             if shared is not None:
-                by_block, self._first = shared.blocks(self.bytes_per_block, device)
+                by_block, self._first = shared.allocate_pool(self.bytes_per_block, device)
             elif pinned and size:
                 self._locked = LockedBlocks(self._most_blocks, self.bytes_per_block)
                 by_block = self._locked.memory.by_block
@@ -391,7 +391,7 @@ class BlockPool(BlockLedger):
             self._locked.lock(self._untouched)
         return taken
 
-    def block_bytes(self, block: int) -> Any:
+    def block_memory(self, block: int) -> Any:
         """Return the memory of a block: an array, or a tensor if a GPU copies it."""
         return self._bytes[block]
 
@@ -430,7 +430,7 @@ class KVBlocks:
         """Number of tokens that a block holds."""
         return self.layout.block_tokens
 
-    def pick(self, at: Any) -> torch.Tensor:
+    def read(self, at: Any) -> torch.Tensor:
         """Read KV at block numbers (a tensor), or at an index tuple for all but head_dim."""
 
         def read_part(part: torch.Tensor) -> torch.Tensor:
@@ -441,7 +441,7 @@ class KVBlocks:
         codes, exponents = read_part(self.storage), read_part(self.exponents)
         return dequantise(codes, exponents, self.layout.kept, self.layout.dtype)
 
-    def put(self, at: Any, values: torch.Tensor) -> None:
+    def write(self, at: Any, values: torch.Tensor) -> None:
         """Write KV, quantised if necessary. at: index tuple for all dimensions but head_dim."""
         if self.exponents is None:
             self.storage[at] = values.to(self.storage.dtype)

@@ -60,13 +60,13 @@ class Segment:
     pins: int = 0  # number of copies that may not be evicted
     pinned_blocks: int = 0  # number of blocks of the pinned copies; `tally` includes them
     tally: PinTally = field(default_factory=PinTally)
-    last_use: int = 0  # tick of the last lease that included it
-    serial: int = 0  # order of creation, which breaks ties
+    last_use: int = 0  # number of the last lease that included the segment
+    serial: int = 0  # number in the order of creation, in which segments are listed
     freed: bool = False
-    gone: bool = False  # True if the KV was freed because no later row's window reaches it
+    out_of_window: bool = False  # True if the KV was freed because no later row's window reaches it
     source: Source | None = None  # inputs from which the KV can be computed again
     restored_by: RestoreKind | None = None  # how evicted KV came back since its last use
-    memory: Any = None  # data that attention attaches for the row that writes this segment
+    attention_data: Any = None  # data that attention attaches for the row that writes this segment
     others: tuple[Segment, ...] = field(default=(), repr=False)
     first: Segment | None = field(default=None, repr=False)
 
@@ -90,7 +90,7 @@ class Segment:
         growth = max(0, wanted - sum(map(len, self.copies)))
         return growth + self.missing_blocks(copies)
 
-    def unpinned_blocks(self, copies: int, num_tokens: int) -> int:
+    def newly_pinned_blocks(self, copies: int, num_tokens: int) -> int:
         """Return how many blocks a lease on `copies` copies pins that are not pinned yet.
 
         num_tokens: length to which the segment grows. If `copies` is 0, the segment is not read:
@@ -152,7 +152,7 @@ class LiveSegments:
         self._present: dict[int, Segment] = {}  # by serial
         self._serials = count()
 
-    def blank(self, groups: Sequence[GroupBlocks], name: str, start: int) -> Segment:
+    def create_unregistered(self, groups: Sequence[GroupBlocks], name: str, start: int) -> Segment:
         """Create a node's empty segments, one per group, unregistered; return the first."""
         first, *others = [Segment(name, group, start, tally=self.tally) for group in groups]
         first.others = tuple(others)
@@ -177,18 +177,18 @@ class LiveSegments:
         else:
             self._present.pop(segment.serial, None)
 
-    def present(self) -> Iterable[Segment]:
+    def segments_on_device(self) -> Iterable[Segment]:
         """Return the segments that have blocks on the device."""
         return self._present.values()
 
-    def resident(self) -> list[Segment]:
+    def resident_segments(self) -> list[Segment]:
         """Return the segments that hold tokens on the device, oldest first."""
         return [s for s in map(self._present.__getitem__, sorted(self._present)) if s.length]
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks of all segments, one copy of each, on the device or the host."""
-        return sum(s.blocks_for(s.length) for s in self._all if not s.gone)
+        return sum(s.blocks_for(s.length) for s in self._all if not s.out_of_window)
 
     @property
     def num_nodes(self) -> int:
@@ -303,7 +303,7 @@ def parts_read(path: Sequence[PathPart], group: int) -> Path:
         if segment.group.window is not None and behind + 1 >= segment.group.window:
             break
         parts.append(PathPart(segment, part.visible, part.own))
-        behind += 0 if part.own and not segment.group.fixed else part.visible
+        behind += 0 if part.own and not segment.group.state_blocks else part.visible
     return tuple(reversed(parts))
 
 
@@ -329,7 +329,7 @@ def segments_read(path: Sequence[PathPart]) -> list[Segment]:
     return [part.segment for group in groups for part in parts_read(parts, group)]
 
 
-def whole(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
+def for_all_groups(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
     """Return the mapping with each node's first segment replaced by its segments of all groups."""
     if not any([first.others for first in wanted]):
         return dict(wanted)
@@ -352,7 +352,7 @@ def missing_blocks(needs: Mapping[Segment, int]) -> int:
     return sum([segment.missing_blocks(copies) for segment, copies in needs.items()])
 
 
-def first_blocks(
+def prefix_with_blocks(
     segments: Sequence[Segment], num_blocks: int, copies: Callable[[Segment], list[list[int]]]
 ) -> list[Segment]:
     """Return the first of `segments`, as few as have `num_blocks` blocks in these `copies`."""

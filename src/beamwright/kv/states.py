@@ -34,13 +34,13 @@ class StateBlocks(NamedTuple):
 
     storage: bytes [block, bytes].
     sources, targets: blocks that a row reads and writes, int32 [rows, num_blocks].
-    ways: what each row does, int32 [rows]: `IDLE`, `BEGINS` or `GOES_ON`.
+    actions: what each row does, int32 [rows]: `IDLE`, `BEGINS` or `GOES_ON`.
     """
 
     storage: Tensor
     sources: Tensor
     targets: Tensor
-    ways: Tensor
+    actions: Tensor
 
 
 class StatePlace(NamedTuple):
@@ -132,7 +132,7 @@ class StateCells:
         block_bytes = self.by_block.shape[1]
         return all(block_bytes % line == 0 == offset % line for offset, line in lines)
 
-    def index(self, key: Key, blocks: Tensor) -> Tensor:
+    def cell_numbers(self, key: Key, blocks: Tensor) -> Tensor:
         """Return the numbers [rows * cells] of the cells that hold a part of these rows.
 
         blocks: the rows' blocks [rows, num_blocks].
@@ -147,8 +147,8 @@ class StateCells:
         values: Tensor = cells.view(part.dtype)[:, : math.prod(part.size)]
         return values.view(len(values), *part.size)
 
-    def cells(self, key: Key, values: Tensor) -> Tensor:
-        """Convert a part [rows, *size] to cells, which `put` writes without allocating memory."""
+    def to_cells(self, key: Key, values: Tensor) -> Tensor:
+        """Convert a part [rows, *size] to cells, which `write_cells` writes without allocating."""
         part, width = self.layout.parts[key], _width(self._cells)
         flat = values.to(part.dtype).flatten(1)
         spare = part.num_bytes // part.dtype.itemsize - flat.shape[1]
@@ -157,7 +157,7 @@ class StateCells:
             flat = flat.clone()  # a view with a wider dtype must begin at a multiple of its width
         return flat.view(self._cells.dtype).view(-1, self._cells.shape[1])
 
-    def put(self, index: Tensor, cells: Tensor) -> None:
+    def write_cells(self, index: Tensor, cells: Tensor) -> None:
         self._cells.index_copy_(0, index, cells)
 
 
@@ -172,18 +172,18 @@ class _Table:
         self.blocks, self._states = blocks, states
         self._indices: dict[Key, Tensor] = {}
 
-    def at(self, key: Key) -> Tensor:
+    def cell_numbers(self, key: Key) -> Tensor:
         if key not in self._indices:
-            self._indices[key] = self._states.index(key, self.blocks)
+            self._indices[key] = self._states.cell_numbers(key, self.blocks)
         return self._indices[key]
 
 
 class StateTables:
     """Device tables of the rows' state blocks, at addresses that a captured step can keep.
 
-    `load` fills the tables from the host before the rows' first pass. After a pass, `begun` updates
-    them with kernels only, so a replayed step needs nothing from the host. Addresses change only
-    when `num_moves` does.
+    `load` fills the tables from the host before the rows' first pass. After each pass,
+    `read_written_states` updates them with kernels only, so a replayed step needs nothing from the
+    host. Addresses change only when `num_moves` does.
     """
 
     def __init__(self, states: StateCells) -> None:
@@ -198,23 +198,23 @@ class StateTables:
 
     def load(self, rows: StateRows) -> None:
         """Copy the block numbers of the rows' states from the host to the tables."""
-        contents = rows.sources, rows.targets, rows.ways
+        contents = rows.sources, rows.targets, rows.actions
         self._count = len(contents[0])
-        if self._count > len(self._most.ways):
+        if self._count > len(self._most.actions):
             most = max(self._count, _LEAST_ROWS)
             self._most, self.num_moves = self._empty(most), self.num_moves + 1
         for table, values in zip(self.blocks[1:], contents, strict=True):
             table.copy_(values)
 
-    def begun(self) -> None:
+    def read_written_states(self) -> None:
         """Make rows read, from now on, the states that they wrote. Only launches kernels."""
-        _, sources, targets, ways = self.blocks
+        _, sources, targets, actions = self.blocks
         sources.copy_(targets)
-        ways.mul_(GOES_ON).clamp_(max=GOES_ON)
+        actions.mul_(GOES_ON).clamp_(max=GOES_ON)
 
     def stop(self, rows: Sequence[int]) -> None:
         """Mark these rows as idle, so that their states are not written from now on."""
-        self._most.ways[list(rows)] = IDLE
+        self._most.actions[list(rows)] = IDLE
 
     def _empty(self, rows: int) -> StateBlocks:
         sizes = (rows, self._states.num_blocks), (rows, self._states.num_blocks), (rows,)
@@ -257,7 +257,7 @@ class StateRows:
         self._zeros = self._places(self._beginning)
         self._active = [i for i, target in enumerate(targets) if target is not None]
         self._later: list[tuple[Tensor, Tensor]] | None = [] if deferred else None
-        self._pick()
+        self._select_written()
         self._tables = tables
         if tables is not None:
             tables.load(self)
@@ -271,14 +271,14 @@ class StateRows:
         return self._own.blocks
 
     @property
-    def ways(self) -> Tensor:
+    def actions(self) -> Tensor:
         """Each row's action, int32 [rows], see `IDLE`."""
-        ways = [IDLE] * len(self._own.blocks)
+        actions = [IDLE] * len(self._own.blocks)
         for row in self._active:
-            ways[row] = BEGINS if row in self._beginning else GOES_ON
-        return torch.tensor(ways, dtype=torch.int32).to(self.states.device)
+            actions[row] = BEGINS if row in self._beginning else GOES_ON
+        return torch.tensor(actions, dtype=torch.int32).to(self.states.device)
 
-    def placed(self, layer: int) -> dict[str, StatePlace] | None:
+    def part_places(self, layer: int) -> dict[str, StatePlace] | None:
         """Return where kernels find a layer's parts, by kind; None if kernels have no tables."""
         if self._tables is None:
             return None
@@ -293,7 +293,7 @@ class StateRows:
         parts = {}
         for kind in self.states.layout.by_layer[layer]:
             key = layer, kind
-            parts[kind] = self.states.read(key, self._read.at(key))
+            parts[kind] = self.states.read(key, self._read.cell_numbers(key))
             if self._zeros is not None:
                 parts[kind].index_fill_(0, self._zeros, 0)
         return parts
@@ -303,9 +303,9 @@ class StateRows:
         for kind, value in values.items():
             key = layer, kind
             kept = value if self._picked is None else value.index_select(0, self._picked)
-            entry = self._written.at(key), self.states.cells(key, kept)
+            entry = self._written.cell_numbers(key), self.states.to_cells(key, kept)
             if self._later is None:
-                self.states.put(*entry)
+                self.states.write_cells(*entry)
             else:
                 self._later.append(entry)
 
@@ -316,26 +316,26 @@ class StateRows:
         """
         later, self._later = self._later, None
         for index, cells in later or ():
-            self.states.put(index, cells)
+            self.states.write_cells(index, cells)
 
-    def begun(self) -> None:
+    def read_written_states(self) -> None:
         """Make rows read from now on the states that they wrote in the last pass."""
         self._read, self._zeros, self._beginning = self._own, None, []
         if self._tables is not None:
-            self._tables.begun()
+            self._tables.read_written_states()
 
     def stop(self, rows: Sequence[int]) -> None:
         """Write no states of these rows from now on, since their last token has been forwarded."""
         gone = set(rows)
         if not gone.isdisjoint(self._active):
             self._active = [row for row in self._active if row not in gone]
-            self._pick()
+            self._select_written()
             if self._tables is not None:
                 self._tables.stop(rows)
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _pick(self) -> None:
+    def _select_written(self) -> None:
         """Compute which rows `write` stores, and to which cells."""
         self._picked, self._written = None, self._own
         if len(self._active) < len(self._own.blocks):

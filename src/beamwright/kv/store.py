@@ -19,7 +19,7 @@ from beamwright.kv.link import KVLog
 from beamwright.kv.pool import BlockPool, ByteBudget, KVBlocks, ScratchMeter
 from beamwright.kv.segments import Segment
 from beamwright.kv.states import StateRows, StateTables
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 
 _COPIED_BYTES = 2**24  # bytes that a copy within the device moves at a time
 # Function that writes KV. Arguments: number of the group of layers; index of a layer in the group,
@@ -48,7 +48,7 @@ class KVReader:
         if len(held) < count:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
         blocks = torch.tensor(held[:count], device=self.kv.storage.device, dtype=torch.long)
-        picked = self.kv.pick(blocks)
+        picked = self.kv.read(blocks)
         return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
 
 
@@ -121,7 +121,7 @@ class SegmentStore(CacheManager, KVReader):
             CapacityError: if the blocks do not fit; no token has been written in that case.
         """
         lengths = lengths or [len(key_values[0])]
-        write = SegmentStore.writer(self, segments, lengths)
+        write = SegmentStore.make_writer(self, segments, lengths)
         for number, values in enumerate(key_values):
             write(number, slice(None), values)
         SegmentStore.extend_each(self, segments, lengths)
@@ -133,7 +133,7 @@ class SegmentStore(CacheManager, KVReader):
             held = len(segment.blocks) * segment.group.block_tokens
             assert segment.length <= held, "KV was written to blocks that were not reserved"
 
-    def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
+    def make_writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
         """Reserve blocks for new tokens of the segments, and return a `Write` for their KV.
 
         The KV of all segments' new tokens is [tokens, 2, kv_heads, head_dim] for one layer, or
@@ -147,18 +147,18 @@ class SegmentStore(CacheManager, KVReader):
         """
         groups, every = self.pool.groups_kv, slice(None)
         places = [
-            self._places(np.divmod(slots, kv.block_tokens), segments, lengths)
-            for slots, kv in zip(self.slots(segments, lengths), groups, strict=True)
+            self._slot_tensors(np.divmod(slots, kv.block_tokens), segments, lengths)
+            for slots, kv in zip(self.reserve_slots(segments, lengths), groups, strict=True)
         ]
 
         def write(group: int, place: int | slice, key_value: torch.Tensor) -> None:
             blocks, offsets, source = places[group]
             values = key_value if source is None else key_value[source]
-            groups[group].put((blocks, place, every, offsets), values)
+            groups[group].write((blocks, place, every, offsets), values)
 
         return write
 
-    def slots(
+    def reserve_slots(
         self, segments: Sequence[Segment], lengths: Sequence[int]
     ) -> list[npt.NDArray[np.int64]]:
         """Reserve blocks for new tokens of the segments, and return the tokens' slots by group.
@@ -186,7 +186,7 @@ class SegmentStore(CacheManager, KVReader):
             slots_by_group.append(np.array(slots, dtype=np.int64))
         return slots_by_group
 
-    def _places(
+    def _slot_tensors(
         self,
         where: Sequence[npt.NDArray[np.int64]],
         segments: Sequence[Segment],
@@ -197,7 +197,7 @@ class SegmentStore(CacheManager, KVReader):
         The tokens are None if token i goes to slot i. where: arrays of the blocks and offsets.
         """
         device = self.pool.storage.device
-        blocks_index, offsets = sent(np.stack(where), device)
+        blocks_index, offsets = send_to_device(np.stack(where), device)
         if len(offsets) == sum(lengths):
             return blocks_index, offsets, None
         parts = zip(
@@ -206,7 +206,7 @@ class SegmentStore(CacheManager, KVReader):
         copied = [part for part, segment in parts for _ in segment.copies]
         return blocks_index, offsets, torch.cat(copied or [blocks_index])
 
-    def held(self, segment: Segment, first: int, end: int) -> list[torch.Tensor]:
+    def read_tokens(self, segment: Segment, first: int, end: int) -> list[torch.Tensor]:
         """Read the KV of a segment's tokens [first, end), one tensor per group.
 
         Used to copy a preempted row's newest tokens back to its tail (`SessionTail.restore`).
@@ -246,7 +246,7 @@ class SegmentStore(CacheManager, KVReader):
         return self.gather(segment, visible)[:, 0]
 
     def slots_of(self, segment: Segment, first: int, end: int) -> torch.Tensor:
-        """Return the slots of a segment's tokens [first, end) in its first copy; see `slots`."""
+        """Return the slots (`reserve_slots`) of tokens [first, end) of a segment's first copy."""
         at, size = torch.arange(first, end), self.pool.block_tokens
         return torch.tensor(segment.blocks)[at // size] * size + at % size
 
@@ -258,7 +258,7 @@ class SegmentStore(CacheManager, KVReader):
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
         heads = self.heads_of(slots)
-        picked = self.pool.kv.pick((slots // size, layer, halves, slots % size, heads))
+        picked = self.pool.kv.read((slots // size, layer, halves, slots % size, heads))
         return picked.permute(3, 0, 1, 2, 4)
 
     def heads_of(self, slots: torch.Tensor) -> torch.Tensor:
@@ -278,7 +278,7 @@ class SegmentStore(CacheManager, KVReader):
             blocks = blocks.view(torch.int64)
         count = max(1, _COPIED_BYTES // self.pool.bytes_per_block)
         try:
-            to, read = sent([destination, source], blocks.device)
+            to, read = send_to_device([destination, source], blocks.device)
             for there, here in zip(to.split(count), read.split(count), strict=True):
                 blocks.index_copy_(0, there, blocks.index_select(0, here))
         # The caller has already changed the segments' blocks, so the copy must succeed. Blocks that

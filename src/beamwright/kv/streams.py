@@ -29,7 +29,7 @@ from beamwright.protocols import Direction
 _LOCKED_BYTES = 2**26  # bytes that are page-locked at a time
 
 
-def sent(values: Any, device: torch.device) -> torch.Tensor:
+def send_to_device(values: Any, device: torch.device) -> torch.Tensor:
     """Copy numbers (an array or lists) to a device as a tensor, without synchronising the GPU."""
     made = torch.as_tensor(values)
     if device.type != "cuda":
@@ -52,12 +52,13 @@ class Piece(NamedTuple):
 class BlockMemory:
     """Memory of a pool as blocks [block, bytes], on a GPU or page-locked on the host.
 
-    stretch: number of blocks that are page-locked at a time; a copy may not cross a multiple of it.
+    lock_blocks: number of blocks that are page-locked at a time. No copy may cross a multiple of
+        this number.
     locked: True if all blocks in use are page-locked, so that a kernel can read them.
     """
 
     by_block: torch.Tensor
-    stretch: int
+    lock_blocks: int
     locked: bool = True
 
 
@@ -76,22 +77,22 @@ class LockedBlocks:
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         size, page = num_blocks * block_bytes, mmap.PAGESIZE
         whole = page // math.gcd(page, block_bytes)
-        stretch = whole * max(1, _LOCKED_BYTES // (whole * block_bytes))
+        lock_blocks = whole * max(1, _LOCKED_BYTES // (whole * block_bytes))
         self._owner = np.zeros(size + page, dtype=np.uint8)
         start = -self._owner.ctypes.data % page
         flat = torch.from_numpy(self._owner[start : start + size])
-        self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
+        self.memory = BlockMemory(flat.view(-1, block_bytes), lock_blocks)
         self._num_locked = 0
         self.lock(1)
         if not self.memory.locked:
             flat = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
             self._owner, self._num_locked = flat.numpy(), num_blocks
-            self.memory = BlockMemory(flat.view(-1, block_bytes), stretch)
+            self.memory = BlockMemory(flat.view(-1, block_bytes), lock_blocks)
 
     def lock(self, num_blocks: int) -> None:
         """Page-lock memory up to block number `num_blocks`, before these blocks are used."""
         while self._num_locked < num_blocks and self.memory.locked:
-            end = self._num_locked + self.memory.stretch
+            end = self._num_locked + self.memory.lock_blocks
             piece = self.memory.by_block[self._num_locked : end]
             cudart, address = torch.cuda.cudart(), piece.data_ptr()
             if int(cudart.cudaHostRegister(address, piece.nbytes, 0)):
@@ -122,7 +123,7 @@ class Copied(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def take_back(self) -> int:
+    def cancel(self) -> int:
         """Cancel copies that have not begun, wait for the rest, and return the bytes cancelled."""
 
 
@@ -194,7 +195,7 @@ class CudaStreams:
                 yield piece
         for (there, here), lists in listed.items():
             numbers, block_bytes = np.array(lists, np.int32), there.by_block.shape[1]
-            runs = _runs(numbers, there.stretch, here.stretch)
+            runs = _runs(numbers, there.lock_blocks, here.lock_blocks)
             small = len(runs) >= _MANY and numbers.shape[1] * block_bytes < len(runs) * _LARGE_BYTES
             if small and self._copy_by_kernel(there, here, numbers):
                 continue
@@ -243,14 +244,14 @@ class CudaStreams:
         """Do nothing: copies queued on a GPU cannot be cancelled."""
 
 
-def _runs(numbers: NDArray[np.int32], *stretches: int) -> list[tuple[int, int, int]]:
+def _runs(numbers: NDArray[np.int32], *unit_blocks: int) -> list[tuple[int, int, int]]:
     """Divide blocks into runs that one copy can move: (destination, source, number of blocks).
 
     numbers: [2, count], the block numbers of destinations, then of sources.
-    stretches: for destinations and sources, how many blocks are page-locked at a time. No run
+    unit_blocks: for destinations and sources, how many blocks are page-locked at a time. No run
         crosses a multiple of this.
     """
-    parts = numbers // np.array(stretches)[:, None]
+    parts = numbers // np.array(unit_blocks)[:, None]
     breaks = ((np.diff(numbers) != 1) | (np.diff(parts) != 0)).any(axis=0)
     starts = np.flatnonzero(np.append(True, breaks))
     counts = np.diff(starts, append=numbers.shape[1])
@@ -279,7 +280,7 @@ class _CudaCopied:
     def synchronize(self) -> None:
         self.end.synchronize()
 
-    def take_back(self) -> int:
+    def cancel(self) -> int:
         self.end.synchronize()
         return 0
 
@@ -355,7 +356,7 @@ class _HostCopies:
         if error is not None:
             raise RuntimeError(repr(error)) from error
 
-    def take_back(self) -> int:
+    def cancel(self) -> int:
         if self.done.cancel():
             return sum(piece.num_bytes for piece in self._pieces)
         self.done.exception()  # waits until the copies have ended

@@ -31,7 +31,7 @@ import torch
 
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import KVReader
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 
 _LEAST_PRODUCT = 400  # tokens * head_dim above which products do not run in torch's own loop
 _SHORTEST = 16  # tokens of the shortest padded length
@@ -87,10 +87,10 @@ class SessionTail(Protocol):
     def restore(self, row: int, held: Sequence[torch.Tensor]) -> None:
         """Write KV of a preempted row, [layers, 2, tokens, kv_heads, head_dim] for each group."""
 
-    def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
+    def set_segments(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Set each row's segment, and how many of the segment's tokens are not in the tail."""
 
-    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+    def set_lengths(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """Set each row's number of tokens in the tail, and make room for `max_tokens` more.
 
         lengths: None for a row whose output is not needed.
@@ -99,7 +99,7 @@ class SessionTail(Protocol):
     def advance(self) -> None:
         """Move every row to its next token, after all layers have written the current one."""
 
-    def take(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
+    def read_tokens(self, parts: Sequence[tuple[int, int, int]]) -> Sequence[Any]:
         """Return a copy of rows' KV, one tensor per group, for `SegmentStore.append`.
 
         parts: (row, first, end) of the tokens to return.
@@ -135,7 +135,7 @@ class Tail(SessionTail, Protocol):
         """Return keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
 
 
-class _Spread(NamedTuple):
+class _MultiTokenPass(NamedTuple):
     """Indices of a pass that computes several tokens per row, such as drafts.
 
     rows: the row that each token of the pass reads.
@@ -175,7 +175,7 @@ class RowTails:
         self._masks = torch.empty(0, 0, dtype=layout.dtype, device=device)
         self._mask: torch.Tensor | None = None
         self._layers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._spread: _Spread | None = None
+        self._multi: _MultiTokenPass | None = None
         self._set_shape(0, 0)
 
     def _of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -196,12 +196,12 @@ class RowTails:
 
     @property
     def places(self) -> torch.Tensor:
-        return self._places[: self.num_rows] if self._spread is None else self._spread.places
+        return self._places[: self.num_rows] if self._multi is None else self._multi.places
 
     @property
     def counts(self) -> torch.Tensor:
-        if self._spread is not None:
-            return (self._spread.places + 1).to(torch.int32)
+        if self._multi is not None:
+            return (self._multi.places + 1).to(torch.int32)
         return self._counts[: self.num_rows]
 
     @property
@@ -239,16 +239,16 @@ class RowTails:
             self._grow(count)
             self.storage[:, :, row, :, :count] = tokens.transpose(2, 3)
 
-    def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
+    def set_segments(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Do nothing: this buffer does not depend on the rows' blocks."""
 
-    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+    def read_tokens(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Return KV of (row, first, end) parts as [tokens, layers, 2, kv_heads, head_dim]."""
         rows, first, end = np.array(parts, dtype=np.int64).T
         of_part = np.repeat(np.arange(len(rows)), end - first)
         ahead = np.concatenate([[0], np.cumsum(end - first)[:-1]]) - first
         places = np.arange(len(of_part)) - ahead[of_part]
-        at, where = sent(np.stack([rows[of_part], places]), self._device)
+        at, where = send_to_device(np.stack([rows[of_part], places]), self._device)
         return [self.storage[:, :, at, :, where]]
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class RowTails:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+    def set_lengths(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """Set each row's number of tokens in the tail, and make room for `max_tokens` more.
 
         lengths: None for a row whose output is not needed.
@@ -273,7 +273,7 @@ class RowTails:
         self._grow(max(known) + max_tokens)
         spare = known[0] if min(known) == max(known) else 0
         places = [spare if length is None else length for length in lengths]
-        self.places.copy_(sent(places, self._device))
+        self.places.copy_(send_to_device(places, self._device))
         torch.add(
             self._first_slots,
             self.places.view(-1, 1, 1),
@@ -296,17 +296,17 @@ class RowTails:
         is written to each slot. rows: the row that each token reads. source and rows are None if
         token i of the pass belongs to row i.
         """
-        if self._spread is None:
+        if self._multi is None:
             return self._slots, None, None
-        source = self._spread.source
+        source = self._multi.source
         given = source.contiguous() if isinstance(source, torch.Tensor) else None
-        return self._spread.slots, given, self._spread.rows.contiguous()
+        return self._multi.slots, given, self._multi.rows.contiguous()
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """Store KV [rows, 2, kv_heads, head_dim] of the current token of every row."""
         slots = self._slots
-        if self._spread is not None:
-            slots, key_value = self._spread.slots, key_value[self._spread.source]
+        if self._multi is not None:
+            slots, key_value = self._multi.slots, key_value[self._multi.source]
         # One index over [slots, head_dim] is twice as fast as two indices (rows and places).
         numbers = key_value.reshape(-1, self.layout.head_dim)
         self._of_layer(layer)[0].index_copy_(0, slots, numbers)
@@ -317,12 +317,14 @@ class RowTails:
         A row's own tokens are the first `counts` of them.
         """
         keys, values = self._of_layer(layer)[1:]
-        if self._spread is None:
+        if self._multi is None:
             return keys, values
-        rows = self._spread.rows
+        rows = self._multi.rows
         return keys.index_select(0, rows), values.index_select(0, rows)
 
-    def spread(self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
+    def begin_multi_token_pass(
+        self, rows: torch.Tensor, places: torch.Tensor, written: torch.Tensor
+    ) -> None:
         """Set up a pass that computes several tokens per row, each after the ones before it.
 
         rows, places: [tokens], the row of each token, and its index in the row's tail.
@@ -333,11 +335,11 @@ class RowTails:
         count, alone = len(source), torch.arange(len(source), device=source.device)
         slots = (self._first_slots[row] + place.view(-1, 1, 1)).flatten()
         once = slice(count) if torch.equal(source, alone) else source
-        self._spread, self._mask = _Spread(rows, places, slots, once), None
+        self._multi, self._mask = _MultiTokenPass(rows, places, slots, once), None
 
-    def together(self) -> None:
-        """End what `spread` has set up: passes compute one token per row again."""
-        self._spread = self._mask = None
+    def end_multi_token_pass(self) -> None:
+        """Undo `begin_multi_token_pass`: later passes compute one token per row again."""
+        self._multi = self._mask = None
 
     # --- memory ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ number of threads and the CPU, because `csrc/products.c` fixes the order of sums
 library, weights are dequantised for each product.
 
 `NativeLayers` runs all layers of Beamwright's own decoder without Python or torch in between. If
-the attention view can describe its work as data (`DecodeView.described`), one call computes a
+the attention view can describe its work as data (`DecodeView.describe_layers`), one call computes a
 token of every row. Otherwise Python calls the view in the middle of each layer. All tensors are
 float32 except keys and values.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamwright.attention.native import run
+from beamwright.attention.native import run_in_library
 from beamwright.attention.protocols import AttentionView, DecodeView
 from beamwright.errors import NotFiniteError
 from beamwright.library import (
@@ -254,7 +254,9 @@ class NativeLayers:
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
         self._extend_rotary(positions)
         rows = self._allocate_rows(x, positions)
-        described = view.described() if isinstance(view, DecodeView) and read is None else None
+        described = (
+            view.describe_layers() if isinstance(view, DecodeView) and read is None else None
+        )
         if described is not None:
             self._run(rows, 0, last, described)
             return rows["normed"].to(dtype)
@@ -302,4 +304,4 @@ class NativeLayers:
         self, rows: dict[str, Tensor], begin: int, end: int, attentions: Sequence[Any] = ()
     ) -> None:
         places = {name: tensor.data_ptr() for name, tensor in rows.items()}
-        run(self._model, Pass(begin, end, len(rows["x"]), **places), attentions)
+        run_in_library(self._model, Pass(begin, end, len(rows["x"]), **places), attentions)

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 from beamwright.kv.cache import CacheManager
-from beamwright.kv.segments import Lease, Path, Segment, Source, copies_needed, visible_path, whole
+from beamwright.kv.segments import (
+    Lease,
+    Path,
+    Segment,
+    Source,
+    copies_needed,
+    for_all_groups,
+    visible_path,
+)
 from beamwright.models.decoder import padded_rows
 
 _BATCH_PADDED_TOKENS = 4096  # maximum number of tokens of a batch, after padding
@@ -74,7 +82,7 @@ def prefill_in_batches(
     for offset, batch in batches:
         members = [requests[i] for i in batch]
         with residency.lease(prefill_needs(residency, members)) as lease:
-            lease.add(whole({request.segment: 1 for request in members}))
+            lease.add(for_all_groups({request.segment: 1 for request in members}))
             forward(batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset)
         # Recomputed tokens are not counted here: the request that needs them has counted them.
         fresh = [] if offset else [request for request in members if not request.recomputes]
@@ -109,7 +117,7 @@ def _is_one_batch(
     lengths = [len(request.token_ids) for request in requests]
     split = max(lengths) > chunk_tokens or sum(map(padded_rows, lengths)) > _BATCH_PADDED_TOKENS
     by_beam = residency.copies_per_beam or any(
-        r.segment.group_segments[-1].group.fixed for r in requests
+        r.segment.group_segments[-1].group.state_blocks for r in requests
     )
     return not split and not by_beam and _fits(residency, requests, lengths)
 
@@ -140,7 +148,7 @@ def _add_lost_ancestors(lost: Sequence[Segment]) -> list[Segment]:
         while source is not None and source.path:
             before = source.path[-1].segment
             state, source = before.group_segments[-1], before.source
-            if not state.group.fixed or state.resident or state.stored:
+            if not state.group.state_blocks or state.resident or state.stored:
                 break
             ordered[before] = None
     return list(ordered)
@@ -165,7 +173,8 @@ def recompute(store: CacheManager, lost: Sequence[Segment], run: Callable[..., o
         level = list(members)
         twins = [replace(request, segment=store.create()) for request in level]
         try:
-            with Lease(whole({twin.segment: 1 for twin in twins})):  # no twin may evict another
+            # Pinned, so that no twin evicts another.
+            with Lease(for_all_groups({twin.segment: 1 for twin in twins})):
                 run(twins)
                 for request, twin in zip(level, twins, strict=True):
                     store.adopt_blocks(request.segment, twin.segment)

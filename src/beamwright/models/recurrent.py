@@ -206,7 +206,7 @@ class Recurrent:
             return self._decode(hidden, self._zeros(hidden.shape[1], hidden.device))[0]
         lengths = states.lengths
         if lengths is None and self.in_place is not None:
-            placed = states.placed(self.layer)
+            placed = states.part_places(self.layer)
             if placed is not None:
                 return self.in_place(hidden.transpose(0, 1), StateCache(placed)).transpose(0, 1)
         before = states.read(self.layer)

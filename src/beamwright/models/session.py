@@ -57,8 +57,8 @@ class DecodeSession:
     written back to the host while decoding continues (LBS section 4.1).
 
     Call `forward` for one token per row. For several tokens call `prepare` once, then `compute` and
-    `advance` for each token. If the backend supports it (`spreads`), `forward_some` computes
-    several tokens of some rows in one pass.
+    `advance` for each token. If the backend supports it (`sets_query_rows`), `forward_some`
+    computes several tokens of some rows in one pass.
 
     stays: keep the memory when rows leave, as CUDA graphs require. Addresses change only when
         `num_moves` changes.
@@ -76,7 +76,7 @@ class DecodeSession:
         self._in_blocks = backend.writes_blocks
         self._tail: SessionTail = backend.make_tail(store, stays=stays)
         # The row that each query of the view belongs to; None: one query for every row, in order.
-        self._spread: Sequence[int] | None = None
+        self._query_rows: Sequence[int] | None = None
         self._workspace = backend.workspace(store)
         self._stays = stays
         self._view = _CLOSED
@@ -132,16 +132,16 @@ class DecodeSession:
         num_rows = self.pad(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
-        self._view.settle()
+        self._view.wait_for_threads()
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
             if row.held and not self._in_blocks:
-                tokens = self._store.held(row.segment, row.flushed, row.num_tokens)
+                tokens = self._store.read_tokens(row.segment, row.flushed, row.num_tokens)
                 self._tail.restore(place, tokens)
         compacts = self._view is not _CLOSED and not fresh and len(index) == num_rows
         self._rows, self._states = [*rows, *([None] * (num_rows - len(rows)))], None
         if compacts:
-            self._spread_view(None)
+            self._set_query_rows(None)
             self._view.drop_rows(spare)  # their segments may have been freed
             self._view.keep_rows(torch.tensor(index, device=self._decoder.device))
             self._view.count_rows(len(rows))
@@ -210,13 +210,13 @@ class DecodeSession:
                 row.flushed, row.held = row.num_tokens, 0
         if relocated := self._known_moves != self._store.num_relocated:
             self._known_moves, self._states = self._store.num_relocated, None
-        if full or (relocated and self._backend.holds_places):
+        if full or (relocated and self._backend.holds_block_numbers):
             self._open_view()
-        self._spread_view(None)
+        self._set_query_rows(None)
         lengths = [row.held if row is not None else None for row in self._rows]
-        self._view.settle()
-        self._tail.find([None if r is None else (r.segment, r.flushed) for r in self._rows])
-        self._tail.begin(lengths, max_tokens)
+        self._view.wait_for_threads()
+        self._tail.set_segments([None if r is None else (r.segment, r.flushed) for r in self._rows])
+        self._tail.set_lengths(lengths, max_tokens)
         if self._store.pool.states is not None:
             self._locate_states()
         self._view.prepare(self._decoder.shape.heads)
@@ -239,7 +239,7 @@ class DecodeSession:
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
         if self._states is not None:
-            self._states.begun()
+            self._states.read_written_states()
         return hidden
 
     def forward_some(
@@ -262,11 +262,11 @@ class DecodeSession:
         columns = torch.tensor([rows, places, *given], device=self._decoder.device)
         index, where, ids, positions = columns
         copied = torch.tensor([(at, row, held[row] + n) for at, row, n in written])
-        tail = cast(RowTails, self._tail)  # a backend that `spreads` has this kind of tail
-        tail.spread(index, where, copied.T.to(self._decoder.device))
-        self._spread_view(rows, index)
+        tail = cast(RowTails, self._tail)  # a backend that `sets_query_rows` has this kind of tail
+        tail.begin_multi_token_pass(index, where, copied.T.to(self._decoder.device))
+        self._set_query_rows(rows, index)
         hidden = self._decoder.hidden(ids, positions, self._view)
-        tail.together()
+        tail.end_multi_token_pass()
         return hidden
 
     def advance(self, num_tokens: Mapping[int, int] | None = None) -> None:
@@ -296,13 +296,13 @@ class DecodeSession:
         if self._in_blocks:
             self._store.extend_each(segments, lengths)
             return
-        taken = self._tail.take(
+        taken = self._tail.read_tokens(
             [
                 (place, row.segment.length - row.flushed, count - row.flushed)
                 for place, row, count in missing
             ]
         )
-        self._view.settle()
+        self._view.wait_for_threads()
         self._store.append(segments, taken, lengths)
 
     # --- inside ------------------------------------------------------------------------------
@@ -322,10 +322,10 @@ class DecodeSession:
             self._states = self._store.state_rows(begins, own, tables=self._state_tables)
         self._view.states = self._states
 
-    def _spread_view(self, rows: Sequence[int] | None, index: Any = None) -> None:
-        if rows != self._spread:
-            self._view.spread(index)
-            self._spread = rows
+    def _set_query_rows(self, rows: Sequence[int] | None, index: Any = None) -> None:
+        if rows != self._query_rows:
+            self._view.set_query_rows(index)
+            self._query_rows = rows
 
     def _open_view(self) -> None:
         self._close_view()
@@ -337,10 +337,10 @@ class DecodeSession:
         paths = [visible_path(row.path, row.segment, row.flushed) for row in read]
         shared: tuple[Any, ...] = () if self._workspace is None else (self._workspace,)
         self._view = self._backend.decode_view(self._store, paths, self._tail, *shared)
-        self._view.own([None if row is None else row.segment for row in self._rows])
+        self._view.bind_segments([None if row is None else row.segment for row in self._rows])
         self._view.count_rows(max(i for i, row in enumerate(self._rows) if row is not None) + 1)
         self._view.drop_rows([i for i, row in enumerate(self._rows) if row is None])
 
     def _close_view(self) -> None:
         self._view.close()
-        self._view, self._spread = _CLOSED, None
+        self._view, self._query_rows = _CLOSED, None

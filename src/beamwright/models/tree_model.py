@@ -134,7 +134,7 @@ class TreeModel:
             copies = backend.copies_per_beam
             self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = lambda lost: recompute(self.store, lost, self.prefill)
-        self._keeps = backend.keeps and states is None
+        self._keeps = backend.prefill_writes_kv and states is None
         self.captured: CapturedPasses | None = None
         self._chunk_tokens = prefill_chunk_tokens
 
@@ -226,13 +226,13 @@ class TreeModel:
         segments, store = [r.segment for r in requests], self.store
         # Reserve blocks before the view makes working copies, so that a failure leaves no copies.
         if self._keeps and not packed.is_chained:
-            slots = store.slots(segments, lengths)
+            slots = store.reserve_slots(segments, lengths)
             hidden = None if self.captured is None else self.captured.hidden(packed, slots)
             if hidden is None:
                 view = self.backend.prefill_view(store, packed.paths, lengths, slots)
                 hidden = packed.hidden(self.decoder, view)
         else:
-            write = store.writer(segments, lengths)
+            write = store.make_writer(segments, lengths)
             states = None if store.pool.states is None else self._states_of(requests, lengths)
             attended = self.backend.prefill_view(store, packed.paths, lengths)
             writing = WritingView(attended, len(packed.token_ids), write, self._places, states)

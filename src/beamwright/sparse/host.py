@@ -38,7 +38,7 @@ class HostedStore(SegmentStore):
         self.link, self.device_budget, self.compute_device = link, device_budget, device
         self.tiers = {"device": device_budget, "host": pool.budget}
 
-    def writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
+    def make_writer(self, segments: Sequence[Segment], lengths: Sequence[int]) -> Write:
         """Return a function that collects the KV of a prefill pass on the device.
 
         `extend_each` appends it to the segments after the pass.

@@ -81,16 +81,18 @@ class SparseDecode(DecodeView):
         self._next: Token | None = None
         self._open(list(paths))
 
-    def own(self, segments: Sequence[Segment | None]) -> None:
+    def bind_segments(self, segments: Sequence[Segment | None]) -> None:
         """Set the segment that each row writes, and find the row's past queries; None: padding."""
         self._memories = []
         for path, segment in zip(self._paths, segments, strict=True):
-            if segment is not None and segment.memory is None:
+            if segment is not None and segment.attention_data is None:
                 before = path[-1] if path and self._rule.how.window == "path" else None
-                known = None if before is None else before.segment.memory
-                segment.memory = known.for_child(before.visible) if before and known else Memory()
-                segment.memory.tokens = segment.length
-            self._memories.append(Memory() if segment is None else segment.memory)
+                known = None if before is None else before.segment.attention_data
+                segment.attention_data = (
+                    known.for_child(before.visible) if before and known else Memory()
+                )
+                segment.attention_data.tokens = segment.length
+            self._memories.append(Memory() if segment is None else segment.attention_data)
 
     def foresee(self, layer: int, query: Tensor) -> None:
         """Start to select a layer's tokens by the estimated `query`."""
@@ -127,7 +129,7 @@ class SparseDecode(DecodeView):
             self._token = None
         return context
 
-    def settle(self) -> None:
+    def wait_for_threads(self) -> None:
         """Wait until no other thread reads the tail or the store."""
         self._rank.wait_for_work()
 
@@ -370,7 +372,7 @@ class SparseAttention(AttentionBackend):
     threaded: True to select and fetch tokens by estimated queries on a background thread.
     """
 
-    holds_places = True
+    holds_block_numbers = True
 
     def __init__(
         self, tested: AttentionBackend, rule: SparseRule, *, threaded: bool = False

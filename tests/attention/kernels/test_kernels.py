@@ -105,14 +105,14 @@ def test_what_a_chunk_keeps_is_what_would_be_put_there(make_small, kernels, kept
     if kept != "auto":
         drawn = round_to_grid(drawn, kept)
     segments = [store.create(), store.create()]
-    (slots,) = store.slots(segments, [9, 12])
+    (slots,) = store.reserve_slots(segments, [9, 12])
     view = kernels("triton-tree", dtype).prefill_view(store, [(), ()], [9, 12], [slots])
     own = torch.cat([drawn[:, 0], drawn[:3, 0]])
     before = store.pool.by_block.clone()
     view.attend(0, forest.draw(6, 24, forest.num_heads, 20), own)
     found = store.pool.by_block.clone()
     store.pool.by_block.copy_(before)
-    store.writer(segments, [9, 12])(0, 0, drawn[:, 0])
+    store.make_writer(segments, [9, 12])(0, 0, drawn[:, 0])
     assert torch.equal(found, store.pool.by_block)
     assert not torch.equal(found, before)
     assert (kv.exponents is None) is (kept == "auto")
@@ -168,7 +168,7 @@ def test_the_current_token_is_stored_where_the_next_one_reads_it(make_small, ker
     pool.by_block.copy_(before)
     for place, segment in enumerate(batch.own):
         at, count = segment.blocks[batch.held[place] // 8], batch.held[place]
-        pool.kv.put((at, 1, slice(None), count % 8), key_value[place])
+        pool.kv.write((at, 1, slice(None), count % 8), key_value[place])
     assert torch.equal(after[: pool.num_blocks], pool.by_block[: pool.num_blocks])
     again = batch.view.attend(1, query.contiguous(), key_value.contiguous())
     assert torch.equal(again, found)
@@ -183,8 +183,8 @@ def test_who_is_not_read_leaves_all_blocks_alone(make_small, kernels):
     alone = batch.token()[0][2]
     pool = forest.store.pool
     beyond = [batch.own[1].copies[0].pop()]
-    batch.tail.find([None, (batch.own[1], 0), (batch.own[2], 0)])
-    batch.tail.begin([None, 8, 3], 1)
+    batch.tail.set_segments([None, (batch.own[1], 0), (batch.own[2], 0)])
+    batch.tail.set_lengths([None, 8, 3], 1)
     before = pool.by_block.clone()
     query, key_value = forest.draw(1, 3, 2, 16), forest.draw(2, 3, 2, 1, 16)
     asked, stored = forest._token(0, 3, 0)

@@ -44,11 +44,11 @@ class Drive:
     def begin(self, length):
         """Every row has so many tokens in its tail, and gets one more."""
         self.length = length
-        self.tail.begin([length] * len(self.rows), 1)
+        self.tail.set_lengths([length] * len(self.rows), 1)
 
     def flush(self):
         length, count = self.length, len(self.rows)
-        taken = self.tail.take([(row, 0, length) for row in range(count)])
+        taken = self.tail.read_tokens([(row, 0, length) for row in range(count)])
         self.store.append(self.own, taken, [length] * count)
         self.view.close()
         self.open()

@@ -62,7 +62,7 @@ class LayeredStore(HostedStore):
 
         A GPU reports its waits later. Without transfers, only add what it has reported so far.
         """
-        self._waited_s += self.link.order(transfers)
+        self._waited_s += self.link.delay_compute(transfers)
 
     def wait(self, transfers: Sequence[Transfer]) -> None:
         """Block the host until transfers are complete, because it reads their bytes."""

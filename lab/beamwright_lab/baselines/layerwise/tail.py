@@ -235,10 +235,10 @@ class LayeredTail:
         """Never called: rows are parked only where KV can be evicted, which it cannot be here."""
         raise AssertionError("a layered tail has no parked rows")
 
-    def find(self, rows: Sequence[object]) -> None:
+    def set_segments(self, rows: Sequence[object]) -> None:
         """Do nothing: the tokens are in this tail, wherever the rows' blocks are."""
 
-    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+    def set_lengths(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """Start a step. lengths: per row the tail's length, or 0 for all to empty the tail."""
         del max_tokens
         known = {length for length in lengths if length is not None}
@@ -264,7 +264,7 @@ class LayeredTail:
         """Count the current token as complete."""
         self.length += 1
 
-    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[LayeredTokens]:
+    def read_tokens(self, parts: Sequence[tuple[int, int, int]]) -> list[LayeredTokens]:
         """Return tokens of rows, split by side. parts: (row, first, end)."""
         self.settle()
         return [self._taken(*part) for part in parts]

@@ -16,7 +16,7 @@ import torch
 from beamwright.attention.kernels.worklist import entry_size
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import KVReader
-from beamwright.kv.streams import sent
+from beamwright.kv.streams import send_to_device
 
 _LEAST_ROWS = 64
 
@@ -55,7 +55,7 @@ class OwnBlocks:
         return used.view(self.num_rows, self._per_row)
 
     def arrange(self, kept: Sequence[int], num_rows: int) -> None:
-        """Set the number of rows. Later, `find` and `begin` fill the tables."""
+        """Set the number of rows. Later, `set_segments` and `set_lengths` fill the tables."""
         needed = max(_LEAST_ROWS, num_rows) * (1 + self._per_row)
         if needed > len(self._flat):
             self._flat = self._flat.new_zeros(needed)
@@ -65,11 +65,11 @@ class OwnBlocks:
     def restore(self, row: int, held: object) -> None:
         """Do nothing: the tokens of `row` are already in its blocks."""
 
-    def take(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+    def read_tokens(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Return no tokens: the blocks of the segments already contain all of them."""
         return []
 
-    def find(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
+    def set_segments(self, rows: Sequence[tuple[Segment, int] | None]) -> None:
         """Set each row's segment, and the number of the segment's tokens before the newest ones.
 
         None in place of a row: it has no segment, and uses the spare block.
@@ -84,7 +84,7 @@ class OwnBlocks:
                 self._blocks[place, : len(held)] = held
                 self._firsts[place] = row[1] % size // self._entry
 
-    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+    def set_lengths(self, lengths: Sequence[int | None], max_tokens: int) -> None:
         """Write the tables to the device.
 
         lengths: number of newest tokens that each row already has; None for padding rows.
@@ -95,7 +95,7 @@ class OwnBlocks:
         counts = [1 if length is None else length + 1 for length in lengths]
         table = held + (self._firsts + np.arange(self._per_row, dtype=np.int32)) % pieces
         both = np.concatenate([np.array(counts, dtype=np.int32), table.ravel()])
-        self._flat[: len(both)].copy_(sent(both, self._flat.device))
+        self._flat[: len(both)].copy_(send_to_device(both, self._flat.device))
 
     def advance(self) -> None:
         """Add the current token to the counts, by an operation that a CUDA graph can capture."""

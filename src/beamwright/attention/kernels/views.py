@@ -247,12 +247,12 @@ class KernelAttention(AttentionBackend):
     """
 
     tail_tokens = 256
-    writes_blocks = holds_places = True
+    writes_blocks = holds_block_numbers = True
 
     def __init__(self, name: str) -> None:
         self.name, self._cuts = name, _CUTS[name]
         self.copies_per_beam = self._cuts.copy_per_row
-        self.keeps = not self.copies_per_beam
+        self.prefill_writes_kv = not self.copies_per_beam
 
     def workspace(self, store: SegmentStore) -> KernelWorkspace:
         return KernelWorkspace(store, stays=True)

@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int32]
 
 _LEAST_ROOM = 8
 _STAGE_BYTES = 32 * 1024  # maximum bytes of keys and values in one tile
-# Shared memory of one program: the smallest since Ampere, and that of an H100.
+# Shared memory of one program: the smallest of any GPU since Ampere, and that of an H100.
 _SHARED_BYTES, _HOPPER_BYTES = 99 * 1024, 227 * 1024
 _HALF_BYTES = 49 * 1024  # shared memory of one program if two share the 100 KiB of an RTX card
 _LEAST = 16  # rows of a matrix instruction, and the minimum depth of a product
@@ -310,7 +310,7 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     """Return each row's parts in path order, with the row's index among the rows of the part."""
     seen: Counter[Segment] = Counter()
     known: dict[Hashable, _Part] = {}
-    of_path: dict[Hashable, list[_Part]] = {}  # by id: siblings have the same path object
+    of_path: dict[Hashable, list[_Part]] = {}  # by id of the path: siblings share it
     of_lengths: dict[Hashable, list[list[TokenRun]]] = {}  # few keys if step lengths are fixed
     by_row: list[list[tuple[_Part, int]]] = []
     for row, path in enumerate(paths):
