@@ -83,7 +83,7 @@ def test_a_class_has_options(make_solver):
 
 
 MISTAKES = {
-    ("lengths", "half", 0): r"model\.half \(--half\): .*greater than 0",
+    ("lengths", "half", 0): "--half: must be above 0, got 0",
     ("longer", "half", 1): "--half is not an option of --verifier longer. It belongs",
     ("logprob", "half", 1): "--half is not an option of --verifier logprob. It belongs",
     ("longer", "verifier_weights", "int8"): "--verifier longer, which has no mo",

@@ -16,11 +16,10 @@ from pydantic.fields import FieldInfo
 
 from beamwright import sections
 from beamwright.errors import InputError
-from beamwright.io import read_yaml
+from beamwright.io import describe_fault, read_yaml
 from beamwright.registry import declared_options, unknown_option
 from beamwright.sections import Section
 
-_LONGEST_SHOWN = 120  # characters of a value that an error message shows
 # Sections of a recipe that only `beamwright eval --recipe` reads (`evaluate.recipes`).
 _EVALUATION_SECTIONS = ("base", "settings", "grid", "dataset")
 
@@ -94,7 +93,7 @@ class Settings(Section):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise InputError(source + describe_invalid(error)) from error
+            raise InputError(source + describe_invalid(error, in_recipe=bool(source))) from error
 
 
 @cache
@@ -159,23 +158,22 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     return unknown_option(where, name, owners)
 
 
-def describe_invalid(error: ValidationError, where: str = "") -> str:
+def describe_invalid(error: ValidationError, where: str = "", *, in_recipe: bool = False) -> str:
     """Return a one-line error message for the first error that pydantic reports.
 
     where: text before the option's path, such as "search.".
+    in_recipe: True if a recipe may contain the error, so that the message shows the path, too.
     """
     first = error.errors()[0]
     place = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"unknown option {place!r}"
     names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are list indices
-    option = (names or [place])[-1].replace("_", "-")
+    option = f"--{(names or [place])[-1].replace('_', '-')}"
+    shown = f"{place} ({option})" if in_recipe else option
     # An error from a parser of `units`. Its message contains the value already.
     if first["type"] == "value_error":
-        return f"{place} (--{option}): {first['ctx']['error']}"
-    if (written := f"--{option} {first['input']}") in removed_options():
+        return f"{shown}: {first['ctx']['error']}"
+    if (written := f"{option} {first['input']}") in removed_options():
         return f"unknown value {written}. {removed_options()[written]}"
-    value = repr(first["input"])  # may be long, if it comes from a recipe file
-    if len(value) > _LONGEST_SHOWN:
-        value = f"{value[:_LONGEST_SHOWN]}..."
-    return f"{place} (--{option}): {first['msg']}, got {value}"
+    return f"{shown}: {describe_fault(first)}, got {first['input']!r:.120}"

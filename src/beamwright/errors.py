@@ -98,7 +98,10 @@ class ProblemTooLongError(InputError):
 
     def __init__(self, what: str, num_tokens: int, context: int) -> None:
         self.num_tokens, self.context = num_tokens, context
-        super().__init__(f"{what} is {num_tokens} tokens long, the model's context is {context}")
+        super().__init__(
+            f"{what} is {num_tokens} tokens long, too long for the model's context of {context} "
+            "tokens; shorten it"
+        )
 
 
 class CapacityError(BeamwrightError):
@@ -124,8 +127,8 @@ class CapacityError(BeamwrightError):
 
     def __str__(self) -> str:
         return (
-            f"{self.tier} exhausted: {self.args[0]} needs {format_bytes(self.needed_bytes)}, "
-            f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} are free. "
+            f"{self.tier} too small: {self.args[0]} needs {format_bytes(self.needed_bytes)}, "
+            f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} is free. "
             f"{self.hint[:1].upper()}{self.hint[1:]}."
         )
 

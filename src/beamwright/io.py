@@ -12,13 +12,14 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import stat
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
@@ -35,6 +36,17 @@ MOST_VALUES = 20_000
 # Maximum number of characters of a file's name that its temporary file repeats. The whole name may
 # already be as long as the file system allows.
 _NAME_CHARACTERS = 100
+# Patterns in pydantic's messages, and what replaces them.
+_PLAIN = (
+    (r"^Value error, ", ""),
+    (r"^(?:Input|\w+) should (?=be|have|match)", "must "),
+    (r"^(must be) greater than or equal to", r"\1 at least"),
+    (r"^(must be) less than or equal to", r"\1 at most"),
+    (r"^(must be) greater than", r"\1 above"),
+    (r"^(must be) less than", r"\1 below"),
+    (r"^(must be a) valid integer.*", r"\1 whole number"),
+    (r"^(must be a) valid (\w+)(?:, unable to parse.*)?$", r"\1 \2"),
+)
 
 
 def read_regular(path: Path, max_bytes: int = -1) -> bytes:
@@ -112,9 +124,13 @@ def read_json_object(path: Path, what: str = "a JSON object", option: str = "") 
 def describe_validation_error(error: ValidationError) -> str:
     """Return pydantic's first error with its place: `nodes.1.tokens: ..., got 0`."""
     fault = error.errors()[0]
-    what = f"{'.'.join(map(str, fault['loc'])):.80}: {fault['msg']}"
-    missing = fault["type"] in ("missing", "missing_argument")
-    return what if missing else f"{what}, got {fault['input']!r:.80}"
+    what = f"{'.'.join(map(str, fault['loc'])):.80}: {describe_fault(fault)}"
+    return what if "missing" in fault["type"] else f"{what}, got {fault['input']!r:.80}"
+
+
+def describe_fault(fault: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's errors in plain words: `must be at least 1`."""
+    return reduce(lambda text, pair: re.sub(pair[0], pair[1], text), _PLAIN, str(fault["msg"]))
 
 
 def open_private(path: str, flags: int) -> int:
@@ -173,7 +189,10 @@ def check_writable(path: Path, option: str = "") -> None:
         InputError: if the path is a folder, or its parent folder does not exist.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{option}{path}: cannot be written (a folder, or its folder is missing)")
+        raise InputError(
+            f"{option}{path}: cannot be written "
+            f"({'it is a folder' if path.is_dir() else 'its folder does not exist'})"
+        )
 
 
 def _replace(path: Path, content: bytes) -> None:

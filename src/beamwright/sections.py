@@ -113,8 +113,8 @@ class ModelSettings(OpenSection):
     context: int | None = option(None, "Limit on the model's context.", ge=1, metavar=TOKENS)
     weights: Weights = option(
         "auto",
-        "Storage of the generator's weights; int8 and int4 are faster on most CPUs. auto: "
-        "quantised as in the file, else --dtype.",
+        "Storage of the generator's weights: int8 or int4 (faster on most CPUs), or auto: as in "
+        "the file if it is quantised, else --dtype.",
     )
     verifier_weights: Weights = option("auto", "Storage of the verifier's weights, as --weights.")
     kv_dtype: KVDtype = option(
@@ -188,14 +188,14 @@ class StepSettings(Section):
     )
     max_tokens: int | None = option(
         None,
-        "Limit on a path's tokens after the prompt; revise: on a reply's.",
+        "Limit on a path's tokens after the prompt; with --search revise, on each reply's.",
         ge=1,
         metavar=TOKENS,
     )
     thinking: units.Thinking = option(
         "auto",
-        "Whether a thinking model thinks (on, off), or a limit on its thought in tokens. auto: the "
-        "chat template's default.",
+        "Whether a thinking model thinks (on, off), or the limit of a thought in tokens. auto: as "
+        "the chat template does by default.",
         metavar="auto|on|off|TOKENS",
     )
     now: units.Time = option(
@@ -315,7 +315,7 @@ class MemorySettings(Section):
         None, "Limit on all memory used on the device, such as 7GiB.", metavar="SIZE"
     )
     kv_memory: units.Size = option(
-        None, "Memory for KV on the device; overrides the plan.", metavar="SIZE"
+        None, "Memory for KV on the device (default: computed from --memory).", metavar="SIZE"
     )
     host_memory: units.Size = option(
         None,

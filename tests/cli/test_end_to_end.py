@@ -35,7 +35,7 @@ def test_eval_is_the_same_in_any_batches_and_records_bad_problems(cli, small, tm
     [
         ("--n 6 --width 4", 2, "width"),
         ("--device abacus", 2, "abacus"),
-        ("--kv-memory 1KiB", 1, "device KV budget exhausted"),
+        ("--kv-memory 1KiB", 1, "device KV budget too small"),
     ],
 )
 def test_what_cannot_be_is_one_line(cli, small, words, code, message):

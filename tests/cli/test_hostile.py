@@ -115,10 +115,10 @@ def test_a_search_that_failed_prints_no_answer_but_what_was_finished(cli, failin
     found = cli("solve", "6*7?")
     assert (found.code, found.out) == (1, "")
     assert "failed after 2 candidates had finished; their answers: 111 (1), 7 (1)" in found.err
-    assert "exhausted" in found.err
+    assert "KV budget too small" in found.err
     found = cli("solve", "6*7?", "--json")
     assert (found.code, found.json["partial"]) == (1, True)
-    assert "exhausted" in found.json["error"]
+    assert "KV budget too small" in found.json["error"]
     assert len(found.json["candidates"]) == 2
 
 

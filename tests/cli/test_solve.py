@@ -21,7 +21,7 @@ def test_without_a_terminal_only_the_answer(cli, fake):
     assert outcome.out == "42\n"
     assert outcome.err.splitlines()[-1] == (
         "2 rounds | 9 nodes | 6 pruned | 1,234 tokens generated | 1.2 s | "
-        "goodput 16.0 tok/s (one path's) | KV peak 3.0 MiB"
+        "goodput 16.0 tok/s per path | KV peak 3.0 MiB"
     )
 
 
@@ -131,7 +131,7 @@ def test_another_option_is_found_before_the_models_are_loaded(cli, tiny, tmp_pat
     cli("solve", "6*7?", *tiny, "--checkpoint", file, "--token-budget", 1)
     fake = fake_after()
     for words, said in (
-        ("--seed 4", "--seed 0, not 4"),
+        ("--seed 4", "--seed 0, not 4; use the saved value"),
         ("--search varying", "--search 'beam', not 'varying'"),
         ("--dtype auto", "--dtype 'float64', not 'float32'"),
     ):

@@ -134,7 +134,7 @@ def test_an_allocation_that_fails_anywhere(make_solver, verifier_folder, monkeyp
             else:
                 errors += 1
                 assert isinstance(error, CapacityError)
-                assert "exhausted" in str(error)
+                assert "too small" in str(error)
                 assert "\n" not in str(error)
                 finished = sum(len(report.finished) for report in rounds)
                 check_partial(error, finished)
@@ -171,7 +171,7 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
     assert num_copies > 10
     for call in (1, num_copies // 3, 2 * num_copies // 3):
         count[0], fails_at[0] = 0, call
-        with pytest.raises(LinkError, match=r"link failed.*the link is gone"):
+        with pytest.raises(LinkError, match=r"copying KV .*failed: .*the link is gone"):
             solver.solve(PROBLEM)
         assert_nothing_allocated(solver)
         solver.close()

@@ -88,7 +88,7 @@ def test_a_prompt_that_is_read_in_pieces_leads_to_the_same_tree(make_solver, mon
 def test_between_two_pieces_deadlines_are_heard(make_solver, monkeypatch):
     monkeypatch.setattr(chains, "_PIECE_TOKENS", 8)
     with make_solver(n=4, deadline=1e-6) as solver:
-        with pytest.raises(InputError, match="had passed while the prompt was read"):
+        with pytest.raises(InputError, match="had passed before the prompt was read"):
             solver.solve(LONG)
         assert_nothing_allocated(solver)
         assert solver.solve("a cab").candidates  # its first steps are waited for

@@ -178,7 +178,9 @@ def least_bytes(make, row, options):
         with pytest.raises(CapacityError) as caught:
             solver.solve(PROBLEM)
         assert_nothing_allocated(solver)
-    (named,) = re.findall(r"--kv-memory ([0-9.]+[KMG]iB) holds any path", str(caught.value))
+    (named,) = re.findall(
+        r"--kv-memory to ([0-9.]+[KMG]iB), which holds any path", str(caught.value)
+    )
     return parse_size(named)
 
 

@@ -73,7 +73,7 @@ def test_the_verifiers_kv_leaves_where_the_generators_is_at_home(make_solver):
     with make_solver(**options, kv_memory="300KiB") as solver:
         found = solver.solve(PROBLEMS[0][1])
         assert solver.verifier.tree_model.store.counts.evicted_blocks
-        with pytest.raises(CapacityError, match=r"--kv-memory \d+[KM]iB holds any path"):
+        with pytest.raises(CapacityError, match=r"--kv-memory to \d+[KM]iB, which holds any path"):
             solver.solve(PROBLEMS[0][1], max_rounds=60, max_tokens=200)
     assert found.tree_hash == expected.tree_hash
 

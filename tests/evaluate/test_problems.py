@@ -317,7 +317,7 @@ def test_options_of_public_shapes_are_shown_and_graded_by_letter(read, fields):
             "field 'Incorrect Answer 2' is missing or empty",
         ),
         *TABLES["bad_options"],
-        *(({name: "a"}, f"field '{name}' looks like options") for name in LOOK_LIKE),
+        *(({name: "a"}, f"field '{name}' looks like an answer option") for name in LOOK_LIKE),
     ],
 )
 def test_options_that_cannot_be_read_are_named_in_one_line(read, fields, message):

@@ -114,7 +114,7 @@ def test_a_dead_copier_is_heard_of_and_close_brings_it_back(make_link):
     broken = link.submit(Direction.H2D, "load", [broken_piece()])
     behind = link.submit(Direction.H2D, "load", [piece(random_bytes(4))])
     first.gate.set()
-    with pytest.raises(LinkError, match="h2d link failed"):
+    with pytest.raises(LinkError, match="copying KV to the device failed"):
         link.wait([broken])
     with pytest.raises(LinkError):
         link.wait([behind])  # queued behind it

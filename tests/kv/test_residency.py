@@ -110,7 +110,7 @@ def test_a_full_host_tier_is_named_and_loses_nothing(tiers, layout):
     store = tiers(device=4, host=3)
     expected = several(store, 2)
     late = store.create()
-    with pytest.raises(CapacityError, match="host KV budget exhausted"):
+    with pytest.raises(CapacityError, match="host KV budget too small"):
         store.append([late], [values_of(layout, 16)])
     store.free(late)
     store.check()

@@ -67,7 +67,7 @@ def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else()
 
     link = StreamLink(Dying())
     waited, other = (link.submit(Direction.D2H, "store", []) for _ in range(2))
-    with pytest.raises(LinkError, match="d2h link failed: device lost"):
+    with pytest.raises(LinkError, match="copying KV to the host failed: device lost"):
         link.wait([waited])
     assert other.finished, "nobody waits for it for ever"
     link.cancel([waited, other])

@@ -49,7 +49,7 @@ def test_the_likeliest_tokens_are_those_of_the_model_here(far_solver, generator_
 
 def test_a_search_inside_a_search_is_refused(far, far_solver):
     """NAME of a Beamwright server is a search of its own, each time; NAME:plain is its model."""
-    with pytest.raises(InputError, match="a whole search for each text; use #tiny:plain"):
+    with pytest.raises(InputError, match="search for each step; name its model #tiny:plain"):
         far_solver(model=far.model.removesuffix(":plain"))
 
 

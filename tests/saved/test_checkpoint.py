@@ -195,7 +195,7 @@ def test_the_first_difference_is_named(saved, wanted, complaint):
     found = checkpoint(new_tree(), settings=saved)
     with pytest.raises(InputError) as caught:
         found.check_settings(Path("f.json"), wanted)
-    assert str(caught.value) == f"f.json: was saved with {complaint}"
+    assert str(caught.value) == f"f.json: was saved with {complaint}; use the saved value"
     found.check_settings(Path("f.json"), dict(saved))
 
 

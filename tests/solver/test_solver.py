@@ -155,7 +155,7 @@ def test_calls_from_several_threads_run_one_after_another(make_solver):
 
 def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
     solver = make_solver(context=40)
-    with pytest.raises(ProblemTooLongError, match=r"42 tokens long, the model's context is 40"):
+    with pytest.raises(ProblemTooLongError, match=r"42 tokens long, .*context of 40"):
         solver.solve("x" * 41)  # and the blank line after it, one token
     assert solver.solve("x" * 38).candidates
 

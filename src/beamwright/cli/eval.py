@@ -66,7 +66,10 @@ def evaluate(
         "recipe's).",
     ),
     recipe_file: Path | None = option(
-        None, "YAML file of one setting or several (base, settings, grid).", "FILE", "--recipe"
+        None,
+        "YAML file with the settings of one search or several (base, settings, grid).",
+        "FILE",
+        "--recipe",
     ),
     limit: int | None = option(None, "Solve only the first N problems.", "N"),
     out: Path | None = option(
@@ -87,8 +90,8 @@ def evaluate(
     ),
     advise: bool = option(
         False,
-        f"Compare the search, a choice by scores and a vote on up to {MOST_PROBLEMS} problems, at "
-        "equal tokens and equal seconds.",
+        f"Compare the search with best-of-n and votes on up to {MOST_PROBLEMS} problems, at equal "
+        "tokens and equal seconds.",
     ),
     paths: bool = option(
         False, "Store the tokens of all candidates (needs --out), for probe train.", flag="--paths"
@@ -98,8 +101,8 @@ def evaluate(
     ),
     answer_field: str | None = option(
         None,
-        "Field of DATASET with the right answer; none: report no accuracy (default: "
-        f"{', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))}).",
+        "Field of DATASET with the right answer, or none to report no accuracy (default: the "
+        f"first of {', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))} that exists).",
         "NAME",
     ),
 ) -> None:

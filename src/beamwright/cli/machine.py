@@ -202,8 +202,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
         kept, scores = model.verifier_weights, _is_card(profile)
         verifier = sized(model.scorer, shape, kept, scores=scores, parts=count)
     elif (model.verifier_weights, settings.memory.split, count) != ("auto", "auto", 1):
-        needs = "need a --verifier that is a model"
-        raise InputError(f"--verifier-weights, --split and --verifiers {needs}")
+        options = "--verifier-weights, --split and --verifiers"
+        raise InputError(f"{options} have no effect if --verifier is not a model; leave them out")
     here = for_element_bytes(profile, element_bytes)
     return Models(generator, verifier, with_cuda_graphs(here) if _is_card(here) else here)
 

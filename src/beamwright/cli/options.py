@@ -78,8 +78,8 @@ JSON = option(False, "Print exactly one JSON object on standard output.", flag="
 DEBUG = option(False, "Show the traceback of an error.", flag="--debug")
 _RAY = "Ray cluster that runs the engines: local (processes on this machine), auto, or its address."
 _REPLICAS = (
-    "Number of engines, on this machine without --ray (default: auto, one per GPU or per "
-    "--replica-cores cores)."
+    "Number of engines (default: auto, one per GPU or per --replica-cores cores). Without --ray "
+    "they run on this machine."
 )
 _ENGINES: _Typed = {
     "ray": (str | None, option(None, _RAY, "ADDRESS")),
@@ -258,13 +258,13 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _choices(field: FieldInfo) -> str:
-    """Return a sentence with a field's choices for the help text; "" if there are none.
+    """Return a sentence with a field's choices for the help text; "" if it takes other values.
 
     Typer's own column of choices would leave no space for the help text.
     """
     kinds = (field.annotation, *get_args(field.annotation))
     names = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
-    return f" One of {', '.join(names)}." if names else ""
+    return f" One of {', '.join(names)}." if names and {int, float}.isdisjoint(kinds) else ""
 
 
 def _declared(name: str) -> str:

@@ -197,7 +197,10 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
         )
     step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
     if step_tokens > generate:
-        raise InputError(f"--step-tokens {step_tokens} is longer than --generate {generate}")
+        raise InputError(
+            f"--step-tokens {step_tokens} exceeds --generate {generate}; lower --step-tokens or "
+            "raise --generate"
+        )
     return Workload(settings.search.n, settings.search.width, prompt, generate, step_tokens)
 
 

@@ -47,7 +47,9 @@ def solve(
     prompt_tokens: int | None = option(
         None, "Length of a synthetic prompt, for measurements.", "TOKENS", min=1
     ),
-    progress: bool | None = option(None, "Show rounds (default: only in a terminal, live)."),
+    progress: bool | None = option(
+        None, "Show the rounds while they run (default: only in a terminal)."
+    ),
     trace: Path | None = option(None, "Write a timeline for Perfetto.", "FILE"),
     tree: Path | None = option(None, "Write the search tree as an HTML page.", "FILE"),
     record_tree: Path | None = option(None, "Write the tree's shape for `simulate`.", "FILE"),
@@ -132,12 +134,12 @@ def _search(
 def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
     """Check the checkpoint files before models are loaded. Raises InputError for bad files."""
     if resume is not None and not resume.is_file():
-        what = "not a regular file" if resume.exists() else "no such file"
+        what = "not a regular file; name a checkpoint" if resume.exists() else "no such file"
         raise InputError(f"--resume {resume}: {what}")
     if checkpoint is not None:
         check_writable(checkpoint, "--checkpoint ")
         if checkpoint.exists() and not checkpoint.is_file():
-            raise InputError(f"--checkpoint {checkpoint}: not a regular file")
+            raise InputError(f"--checkpoint {checkpoint}: not a regular file; name another file")
 
 
 def _problem_text(
@@ -253,7 +255,7 @@ def accounting(solution: Solution) -> str:
         f"{solution.tokens.generated:,} tokens generated",
         f"{solution.tokens.thought:,} thought" if solution.tokens.thought else None,
         f"{solution.time.total_s:.1f} s",
-        None if goodput is None else f"goodput {goodput:.1f} tok/s (one path's)",
+        None if goodput is None else f"goodput {goodput:.1f} tok/s per path",
         None if peak is None else f"KV peak {format_bytes(peak)}",
         None if remote is None else f"{remote.requests:,} requests",
         None if link is None else f"link emulated at {format_bytes(link)}/s",

@@ -241,7 +241,9 @@ def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
     several = [_settings(claim, given) for claim in claims]
     for claim, settings in zip(claims, several, strict=True):
         if any(getattr(settings, name) != getattr(several[0], name) for name in SHARED):
-            raise InputError(f"{claim.place}: models or --sparse differ from {claims[0].place}")
+            raise InputError(
+                f"{claim.place}: models or --sparse differ from {claims[0].place}; verify it alone"
+            )
     return several[0]
 
 
@@ -249,7 +251,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     from beamwright.saved.checkpoint import DECISIVE_SECTIONS, check_no_objects, check_plugins
 
     saved, owners = claim.receipt.settings, option_owners()
-    check_no_objects(saved, claim.place)
+    check_no_objects(saved, claim.place, ", which cannot be loaded; declare it in a plugin")
     check_plugins(saved, claim.place)
     kept = {name: value for name, value in saved.items() if name not in CODE_KEYS}
     for name, value in kept.items():
@@ -267,12 +269,12 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
     if settings.model.runs_elsewhere:  # nor may a receipt choose a server that gets prompts
-        elsewhere = f"a server draws the tokens of --model {settings.model.model}"
-        raise InputError(f"{claim.place}: cannot be repeated ({elsewhere})")
+        elsewhere = f"--model {settings.model.model} runs on a server"
+        raise InputError(f"{claim.place}: {elsewhere}, so the search cannot be repeated")
     for name, named in CODE_KEYS.items():
         if code.get(name) != saved.get(name):
-            was = f"--{named} {saved.get(named)}"
-            raise InputError(f"{claim.place}: the plugin of {was} has different code here")
+            was = f"the code of --{named} {saved.get(named)} here is not that of the receipt"
+            raise InputError(f"{claim.place}: {was}; pass the original file with --plugin")
     return settings
 
 
@@ -288,12 +290,11 @@ def _check_models_are(claim: Claim, here: Mapping[str, Mapping[str, Any] | None]
         was = getattr(claim.receipt, role)
         if was is None or now is None or was.get("sha256") == now["sha256"]:
             continue
-        then, files = was.get("files"), now["files"]
-        then = then if isinstance(then, dict) else {}
-        names = [name for name in then | files if then.get(name) != files.get(name)]
+        then = was["files"] if isinstance(was.get("files"), dict) else {}
+        names = [name for name in then | now["files"] if then.get(name) != now["files"].get(name)]
         by = ", ".join(names) or "its sha256"
-        by += f"; the receipt has revision {was['revision']}" if was.get("revision") else ""
-        raise InputError(f"{claim.place}: the {role} here differs in {by}")
+        by += f" (the receipt has revision {was['revision']})" if was.get("revision") else ""
+        raise InputError(f"{claim.place}: the {role} here differs in {by}; pass the original one")
 
 
 def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:

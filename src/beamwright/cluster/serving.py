@@ -171,8 +171,8 @@ class RayServing:
         units = int(self._ray.cluster_resources().get(kind, 0) // size)
         number = self._wanted.replicas or units
         if number < 1 or number > units:
-            said = f"the cluster has room for {units} replicas of {size} {kind}"
-            raise InputError(f"--replicas {number}: {said}")
+            said = f"the cluster has room for {units} replicas with {size} {kind} each"
+            raise InputError(f"--replicas {number}: {said}; lower --replicas or add machines")
         return number
 
     def _startup_error(self, error: RuntimeError) -> BeamwrightError:

@@ -99,7 +99,7 @@ class AsideWriter:
             if not is_out_of_memory(error):
                 raise
             if len(asides) == 1:
-                raise DeviceMemoryError(f"{self._who}: one text cannot be written") from None
+                raise DeviceMemoryError(f"{self._who} cannot write a single text") from None
         half = -(-len(asides) // 2)
         self.write(asides[:half])
         self.write(asides[half:])

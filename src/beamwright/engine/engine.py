@@ -178,7 +178,9 @@ class Engine:
             ):
                 # Only a tree without any step fails here. Other trees end their round in `step`.
                 assert run.rule is not None
-                self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
+                self._fail(
+                    run, InputError(f"{run.rule.deadline} before the prompt was read; raise it")
+                )
 
     def _finish_round(self, run: TreeRun) -> None:
         """Submit the steps of a decoded round to the verifier; if all are scored, select."""
@@ -294,7 +296,10 @@ class Engine:
                 self._finish_round(run)
             elif run.round.open and steps_s is not None and run.is_out_of_time(steps_s):
                 assert run.rule is not None
-                self._fail(run, UnavailableError(f"{run.rule.deadline} before the first step"))
+                self._fail(
+                    run,
+                    UnavailableError(f"{run.rule.deadline} before the first step ended; raise it"),
+                )
 
     @contextmanager
     def _fails_alone(self, run: TreeRun) -> Iterator[None]:

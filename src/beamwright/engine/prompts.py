@@ -137,7 +137,7 @@ class Prompts:
         for number, steps in enumerate(paths):
             if len(steps) > self._context:
                 raise ProblemTooLongError(
-                    f"path {number}, with a token per step,", len(steps), self._context
+                    f"path {number}, counted as one token per step,", len(steps), self._context
                 )
             if self._codec is not None:
                 self._check_size(self._codec, "".join(steps), f"path {number}")
@@ -175,7 +175,10 @@ class Prompts:
         self, turn: Turn, template_args: Mapping[str, Any], *, raw: bool = False
     ) -> list[int]:
         if self._codec is None:
-            raise InputError(f"--model {self._settings.model} has no tokenizer for questions")
+            raise InputError(
+                f"--model {self._settings.model} has no tokenizer, so the search cannot ask it "
+                "questions; use another model or --search"
+            )
         if turn.alone:
             return self._rendered(
                 self._codec, RawPrompt(turn.text) if raw else turn.text, template_args
@@ -235,5 +238,6 @@ def check_text(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{what} is no text: character {error.start + 1} is a surrogate ({text[error.start]!a})"
+            f"{what} is not valid Unicode: character {error.start + 1} is a lone surrogate "
+            f"({text[error.start]!a}); remove it"
         ) from error

@@ -256,9 +256,15 @@ def make_score_events(
     events: list[StepScored] = []
     for node, score in zip(nodes, scores, strict=True):
         if not isinstance(score, Real | None):
-            raise InputError(f"{name}: the score of {_name_step(node)} is {type(score).__name__}")
+            raise InputError(
+                f"{name}: the score of {_name_step(node)} is a {type(score).__name__}, "
+                "but must be a number or None"
+            )
         if not _is_usable(score):
-            raise NotFiniteError(f"{name}: the score of {_name_step(node)} is {score!s:.40}")
+            raise NotFiniteError(
+                f"{name}: the score of {_name_step(node)} is {score!s:.40}, but must be a "
+                f"finite number up to {_LARGEST_SCORE:g} or None"
+            )
         events.append(StepScored(node, None if score is None else float(score)))
     return events
 
@@ -272,7 +278,8 @@ def check_path_score(node: Node) -> None:
     if not _is_usable(node.score):
         steps = [step.step_score for step in node.reply()]
         raise NotFiniteError(
-            f"the path score of {_name_step(node)} is {node.score} (from {steps[-3:]})"
+            f"the path score of {_name_step(node)} is {node.score}, from the step scores "
+            f"{steps[-3:]}. Check the verifier's scores or choose another --aggregate."
         )
 
 

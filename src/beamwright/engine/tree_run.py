@@ -291,7 +291,9 @@ class TreeRun:
             return actions
         why = rule.find_reason(tree, self._own_s + self.waited_s, actions, cut=self.cut)
         if why is not None and self.given:
-            raise BeamwrightError(f"{why} before all steps were scored")
+            raise BeamwrightError(
+                f"{why} before all steps were scored{'; raise it' * (why == rule.deadline)}"
+            )
         self.stopped = why
         return actions if why is None else rule.make_ending(tree, why, actions)
 

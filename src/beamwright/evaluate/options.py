@@ -81,8 +81,9 @@ def with_options(
     unknown = [name for name in given if _LOOKS_LIKE.fullmatch(name)]
     if unknown and not texts and not is_whole:
         raise InputError(
-            f"{row.where}: field {unknown[0]!r} looks like options that the model would not see; "
-            "name their list 'choices', or with --problem-field a text that holds them"
+            f"{row.where}: field {unknown[0]!r} looks like an answer option, which the model would "
+            "not see. Put all options into a list 'choices', or name a field that contains the "
+            "whole question with --problem-field"
         )
     if not texts:
         return None

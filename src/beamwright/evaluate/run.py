@@ -182,7 +182,7 @@ def parse_records(path: Path, content: bytes) -> tuple[dict[str, Record], int]:
                 f"{where}: not a result ({describe_validation_error(error)})"
             ) from error
         except (ValueError, TypeError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON of a result") from error
+            raise InputError(f"{where}: not the JSON of a result; the file is damaged") from error
         if record.unique_id in records:
             raise InputError(f"{where}: {record.unique_id!r} appears twice")
         records[record.unique_id] = record

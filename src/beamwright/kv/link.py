@@ -29,6 +29,8 @@ from beamwright.protocols import Direction
 
 _Answer = TypeVar("_Answer")
 
+_COPYING = {Direction.H2D: "copying KV to the device", Direction.D2H: "copying KV to the host"}
+
 
 class TransferState(StrEnum):
     """State of a transfer."""
@@ -319,7 +321,9 @@ class StreamLink:
                 for transfer in gathered:
                     if transfer.copied is None:
                         transfer.state, transfer.ended = TransferState.CANCELLED, True
-                raise LinkError(f"the {direction} link failed: {error}") from error
+                raise LinkError(
+                    f"{_COPYING[direction]} failed: {error}. Run the search again."
+                ) from error
             now = time.perf_counter()
             for transfer in batch:
                 taken = self.wire.add_transfer(direction, transfer.num_bytes, now)
@@ -344,8 +348,10 @@ class StreamLink:
         self._held = [held for held, seconds in waiting if seconds is None]
         for transfer in waited_for:
             if transfer.error is not None:
-                message = f"the {transfer.direction} link failed: {transfer.error}"
-                raise LinkError(message) from transfer.error
+                raise LinkError(
+                    f"{_COPYING[transfer.direction]} failed: {transfer.error}. Run the "
+                    "search again."
+                ) from transfer.error
 
     def _finish_batch(self, batch: Sequence[StreamTransfer]) -> None:
         """Mark a batch's transfers as done, and log one span for all: they ran as one copy."""

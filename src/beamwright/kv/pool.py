@@ -216,7 +216,7 @@ class BlockLedger:
         """
         if num_blocks <= 0:
             return []
-        self.budget.charge(num_blocks * self.bytes_per_block, f"a segment of {num_blocks} blocks")
+        self.budget.charge(num_blocks * self.bytes_per_block, "the next KV segment")
         taken = [heappop(self._returned) for _ in range(min(num_blocks, len(self._returned)))]
         first, self._untouched = self._untouched, self._untouched + num_blocks - len(taken)
         taken.extend(range(first, self._untouched))

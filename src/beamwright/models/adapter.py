@@ -311,7 +311,8 @@ class AdaptedDecoder(Decoder):
             if type(module) not in known:
                 if not each.chunks_agree(self.shape.hidden, self.device, after_state=False):
                     raise NotBuiltError(
-                        f"{type(module).__name__} gives other results token by token"
+                        f"{type(module).__name__} gives other results for one token at a time "
+                        "than for several at once"
                     )
                 known[type(module)] = each.chunks_agree(
                     self.shape.hidden, self.device, after_state=True

@@ -40,7 +40,10 @@ def resolve_folder(
     """
     option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
     if spec.startswith(ELSEWHERE):
-        raise InputError(f"{option}: this command needs the model on this machine")
+        raise InputError(
+            f"{option} runs on a server, but this command needs a local model; give a folder or "
+            "hf:ORG/NAME"
+        )
     own = {"bundled": role, "bundled:strong": "verifier", "bundled:thinking": "thinking"}
     if spec in own:
         return BUNDLED / own[spec]

@@ -30,6 +30,7 @@ from beamwright.errors import (
     UnavailableError,
     UnsupportedModelError,
     error_line,
+    format_bytes,
     message_of,
 )
 from beamwright.models.adapted_weights import check_adapted, load_adapted
@@ -177,7 +178,7 @@ def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -
         shape = shape_from_text(spec.removeprefix("random:"))
         if shape.built is not None:
             raise InputError(
-                f"{spec}: transformers builds this model; pass a folder with config.json"
+                f"{spec}: transformers builds this model; pass a folder with its config.json"
             )
         return limit_context(shape, settings.context)
     return read_shape(folder, settings.context, role, settings.decoder)
@@ -290,8 +291,8 @@ def read_reference(place: Path, dtype: torch.dtype) -> Any:
     except Exception as error:  # `transformers` and its readers may raise anything
         why = message_of(error) if isinstance(error, ImportError) else error_line(error)
     if why:
-        line = f"transformers cannot read this checkpoint itself: {why.rstrip('.')}, so there is"
-        raise UnavailableError(f"{place}: {line} nothing to compare with")
+        line = "transformers, with which --parity compares, cannot read this checkpoint"
+        raise UnavailableError(f"{place}: {line} ({why.rstrip('.')})")
     return model
 
 
@@ -329,7 +330,10 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
         return
     total = torch.cuda.get_device_properties(index).total_memory
     if limit_bytes > total:
-        raise InputError(f"--memory {limit_bytes:,} bytes: {device} has {total:,}")
+        raise InputError(
+            f"--memory is {format_bytes(limit_bytes)}, but {device} has {format_bytes(total)}; "
+            "lower --memory"
+        )
     torch.cuda.set_per_process_memory_fraction(limit_bytes / total, index)
 
 

@@ -177,10 +177,9 @@ def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
     except NotBuiltError:
         raise
     except Exception as error:  # the code of a family may raise anything
-        line = error_line(error)
+        why = f"a trial run of its layers failed ({error_line(error)})"
         # Falcon chooses a class by the attention's name; its error then contains `_SURVEY`.
-        known = _SURVEY not in line
-        why = f"its layers do not run here ({line})" if known else "it computes attention itself"
+        why = "it computes attention itself" if _SURVEY in why else why
         raise NotBuiltError(_refusal(text, why)) from error
     if not surveyed.calls:
         raise NotBuiltError(_refusal(text, "no layer has attention"))
@@ -384,8 +383,7 @@ def _groups(
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
     """Return `shared` and `groups` of `ModelShape`.
 
-    chunk: the chunk size of chunked attention, or None. On paths that are no longer than a chunk,
-        chunked attention is the same as full attention.
+    chunk: the chunk size of chunked attention, or None. It equals full attention up to this size.
     """
     owners: dict[int, int] = {}
     shared, members = [], defaultdict(list)
@@ -397,7 +395,8 @@ def _groups(
             window = window_of(call.mask, context)
         except RuntimeError as error:  # the mask reads other tensors, which are on the meta device
             if context > (chunk or 0):
-                raise NotBuiltError(f"chunked attention needs --context {chunk} or less") from error
+                limit = f"needs --context {chunk} or less" if chunk else "is not supported"
+                raise NotBuiltError(f"chunked attention {limit}") from error
             window = None
         alike = (call.kv_heads, call.head_dim, window, call.softcap)
         members[alike].append(number)

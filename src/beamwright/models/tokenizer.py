@@ -287,7 +287,11 @@ class TextCodec:
             InputError: if the chat template fails.
         """
         if self.chat_template is None:
-            raise InputError(f"{name or 'the model'} has no chat template")
+            raise InputError(
+                f"{name} has no chat template"
+                if name
+                else "the model has no chat template; pass one with --chat-template"
+            )
         turns = [*map(_in_parts, messages)] if self._takes_parts else messages
         added = {"add_generation_prompt": add_generation_prompt, **self.template_args, **given}
         return self._render_messages(turns, f"{name}: " if name else "", **added)
@@ -334,7 +338,7 @@ class TextCodec:
         except BaseException as error:
             if not is_panic(error):
                 raise
-            raise InputError(f"the model's tokenizer: {error_line(error)}") from error
+            raise InputError(f"the model's tokenizer failed: {error_line(error)}") from error
         return coded
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -399,7 +399,7 @@ def _exported_events(path: Path, saved: Mapping[str, Any], *, named: bool) -> li
     events = _validated_events(path, saved.get("events"))
     begins = [number for number, event in enumerate(events) if event["event"] == "begin"]
     if begins != [0] or events[0]["event"] != "begin":
-        raise InputError(f"{path}: the run must begin with its only begin event")
+        raise InputError(f"{path}: a damaged run: only its first event must be 'begin'")
     if not named:
         events[0]["id"] = path.stem
     if events[-1]["event"] != "end":  # the run was exported before its search ended

@@ -64,7 +64,10 @@ class Workload:
             if value < 1:
                 raise InputError(f"{name.replace('_', ' ')} must be positive, not {value}")
         if self.num_beams % self.width:
-            raise InputError(f"--n {self.num_beams} is not a multiple of --width {self.width}")
+            raise InputError(
+                f"--n {self.num_beams} is not a multiple of --width {self.width}; use "
+                f"{-(-self.num_beams // self.width) * self.width}"
+            )
 
     @property
     def longest(self) -> int:

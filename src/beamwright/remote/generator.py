@@ -128,7 +128,7 @@ class RemoteGenerator:
         codec = TextCodec.load(folder, settings.chat_template, settings.template_args)
         key, login = _read_key(settings.model_key), getattr(spec, "login", "")
         if key and login:
-            raise InputError(f"--model {spec}: the URL has a login; drop it or --model-key")
+            raise InputError(f"--model {spec}: the URL contains a login; remove it or --model-key")
         found = cls(url.rstrip("/"), name, codec, key, login)
         known = found.context or read_json_object(folder / "config.json").get(
             "max_position_embeddings"
@@ -320,8 +320,8 @@ class RemoteGenerator:
         self.name = name
         self.context = find_count(models[name], "max_model_len") or 0
         if models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN_SUFFIX):
-            whole = "this server runs a whole search for each text"
-            raise InputError(f"{self._option}: {whole}; use #{name}{PLAIN_SUFFIX} for the model")
+            whole = "this Beamwright server would run a whole search for each step"
+            raise InputError(f"{self._option}: {whole}; name its model #{name}{PLAIN_SUFFIX}")
         if models[name].get("owned_by") == LLAMA and await self._try_llama_api():
             return
         refusals, forms, without = list[str](), [*_FORMS], frozenset[str]()

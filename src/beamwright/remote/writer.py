@@ -227,7 +227,9 @@ class RemoteSteps(StepWriter):
         for node in request.live_nodes:
             del self._running[node]
         error = reply.error or (
-            None if reply.written else UnavailableError("the server returned no text")
+            None
+            if reply.written
+            else UnavailableError("the server returned no text; read its log, or try again")
         )
         if error is not None:
             return [StepFailed(node, error) for node in request.live_nodes]

@@ -76,7 +76,7 @@ class Checkpoint:
             was, now = self.settings.get(option), wanted.get(option)
             if was != now:
                 values = f"{flag_of(option)} {_format_value(was)}, not {_format_value(now)}"
-                raise InputError(f"{file}: was saved with {values}")
+                raise InputError(f"{file}: was saved with {values}; use the saved value")
 
     def restore_progress(self, run: TreeRun) -> None:
         """Copy elapsed time and token counts of the saved search to `run`, which resumes it."""
@@ -102,7 +102,7 @@ def check_plugins(saved: Mapping[str, Any], place: object) -> None:
             )
 
 
-def check_no_objects(saved: Mapping[str, Any], place: object, instead: str = "") -> None:
+def check_no_objects(saved: Mapping[str, Any], place: object, instead: str) -> None:
     """Check that no strategy, verifier or answer format of saved settings was a Python object.
 
     place: the file or other source of the settings, for the message.

@@ -136,7 +136,7 @@ def problem_from_json(asked: Any, where: str) -> Problem | int:
             return RawPrompt(tuple(ids))
         case {"prompt_tokens": number} if type(number) is int and number > 0:
             return number
-    raise InputError(f"{where}: not a receipt (its problem is invalid)")
+    raise InputError(f"{where}: not a receipt (its problem is no text, conversation or prompt)")
 
 
 @cache

@@ -49,9 +49,11 @@ class BeamSearch(SearchPolicy):
     def model_post_init(self, context: Any) -> None:
         n, width = self.search.n, self.search.width
         if n < width:
-            raise InputError(f"--n {n} is smaller than --width {width}")
+            raise InputError(f"--n {n} is smaller than --width {width}; raise --n or lower --width")
         if n % width:
-            raise InputError(f"--n {n} is not a multiple of --width {width}")
+            raise InputError(
+                f"--n {n} is not a multiple of --width {width}; use {-(-n // width) * width}"
+            )
         if self.foresight not in FORESIGHTS:
             raise InputError(f"--foresight {self.foresight}: {LAB_HINT}")
 

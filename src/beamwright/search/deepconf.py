@@ -60,7 +60,9 @@ class OnlineDeepConf(IndependentPaths):
 
     def model_post_init(self, context: Any) -> None:
         if self.num_first > self.search.n:
-            raise InputError(f"--warmup {self.warmup} is larger than --n {self.search.n}")
+            raise InputError(
+                f"--warmup {self.warmup} is larger than --n {self.search.n}; lower --warmup"
+            )
 
     @property
     def num_first(self) -> int:

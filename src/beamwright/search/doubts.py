@@ -45,7 +45,7 @@ def doubts_about_problem(problem: str, settings: Settings) -> list[str]:
         return []
     if _PROBLEM.match(problem.strip()):
         return []
-    return [f'the bundled models solve only one kind of problem, unlike this one: "{GRAMMAR}"']
+    return [f'the bundled models were trained only on problems of another form: "{GRAMMAR}"']
 
 
 def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:

@@ -58,9 +58,14 @@ class MonteCarloTreeSearch(SearchPolicy):
     def model_post_init(self, context: Any) -> None:
         settings = self.search
         if settings.n < settings.width:
-            raise InputError(f"--n {settings.n} is smaller than --width {settings.width}")
+            raise InputError(
+                f"--n {settings.n} is smaller than --width {settings.width}; raise --n or lower "
+                "--width"
+            )
         if self.most_nodes < settings.n:
-            raise InputError(f"--nodes {self.nodes} is smaller than --n {settings.n}")
+            raise InputError(
+                f"--nodes {self.nodes} is smaller than --n {settings.n}; raise --nodes or lower --n"
+            )
 
     @property
     def most_nodes(self) -> int:

@@ -130,7 +130,11 @@ def unsent_text(text: str, sent: str) -> str:
             step than the first time.
     """
     if not text.startswith(sent):
-        raise ApiError(422, "the restarted search began with other text", code="search_failed")
+        raise ApiError(
+            422,
+            "the search was restarted and its text differs from what was streamed; try again",
+            code="search_failed",
+        )
     return text[len(sent) :]
 
 

@@ -33,7 +33,7 @@ from beamwright.errors import (
     UnavailableError,
     message_of,
 )
-from beamwright.io import nonfinite_as_null
+from beamwright.io import describe_fault, nonfinite_as_null
 
 T = TypeVar("T")
 F = TypeVar("F", bound=BaseModel)
@@ -422,7 +422,7 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         # long, its error is the helpful one.
         first = next((fault for fault in errors if fault["type"] == "too_long"), errors[0])
         param, missing = _dotted(first["loc"]), first["type"] == "missing"
-        said = "the field is missing" if missing else first["msg"].removeprefix("Value error, ")
+        said = "the field is missing" if missing else describe_fault(first)
         code = "missing_required_parameter" if missing else "invalid_value"
         raise ApiError(400, f"{param}: {said}", param, code) from None
     for name, value in (fields.model_extra or {}).items():

@@ -360,7 +360,7 @@ def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
             continue
         known, param = _NAMES.get(name, name), f"search.{name}"
         if known in _NOT_OURS or known not in option_owners():
-            raise ApiError(400, f"{param}: requests have no such option", param)
+            raise ApiError(400, f"{param}: requests cannot set this option; remove it", param)
         if known == "search" and not isinstance(value, str | None):
             raise ApiError(400, f"{param}: must be a strategy's name", param)
         whole = known in _WHOLE and isinstance(value, float) and value.is_integer()

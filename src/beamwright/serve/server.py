@@ -140,14 +140,19 @@ class Guard:
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
         """Return the owner of a request; raise ApiError if the request is not permitted."""
         if _has_two_lengths(headers):
-            raise ApiError(400, "content-length and transfer-encoding exclude each other")
+            raise ApiError(400, "send either content-length or transfer-encoding, not both")
         host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
         is_v6 = host.startswith("[")  # drop the port: `[::1]:8000` gives `::1`
         host = host[1:].partition("]")[0] if is_v6 else host.partition(":")[0]
         if host not in self._hosts and not _is_address(host):
-            raise ApiError(421, f"the host {host[:100]!r} is not allowed (--allow-host)")
+            raise ApiError(
+                421,
+                f"the host {host[:100]!r} is not allowed; start the server with --allow-host HOST",
+            )
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host"):
-            raise ApiError(403, "requests from other origins are refused")
+            raise ApiError(
+                403, "requests from web pages of other origins are refused; call from a program"
+            )
         owner, path = self.owner(headers.get("authorization", "")), scope["path"]
         is_open = path in _OPEN or path.startswith("/page/")
         if self._keys and owner is None and not is_open:

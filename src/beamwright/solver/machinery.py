@@ -277,8 +277,9 @@ class Machinery:
             )
         if stats:
             raise InputError(
-                f"--model {settings.model.model} does not report {', '.join(sorted(stats))} of its "
-                "tokens, which --search or --verifier needs. Use another one."
+                f"--model {settings.model.model} runs on a server, which does not report the "
+                f"{', '.join(sorted(stats))} of its tokens. Use a local model, or another "
+                f"{'--verifier' if stats_read_by(self.verifier) else '--search'}."
             )
         decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
         return RemoteSteps(remote, decoding, settings.schedule.max_batch, self.progress)

@@ -411,7 +411,7 @@ def advice(
     if needed <= kv_bytes:
         return "raise --memory or --kv-memory"
     unit, name = (1024**2, "MiB") if needed >= 8 * 1024**2 else (1024, "KiB")
-    return f"--kv-memory {-(-needed // unit)}{name} holds any path of this search"
+    return f"raise --kv-memory to {-(-needed // unit)}{name}, which holds any path of this search"
 
 
 def host_kv_bytes(settings: Settings) -> int:

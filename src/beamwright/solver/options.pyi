@@ -31,10 +31,10 @@ class RequestOptions(TypedDict, total=False):
     step_limits: Sequence[int] | str | None
     """Limits of the first, second, ... step; the last one holds for all later steps."""
     max_tokens: int | None
-    """Limit on a path's tokens after the prompt; revise: on a reply's."""
+    """Limit on a path's tokens after the prompt; with --search revise, on each reply's."""
     thinking: Literal["auto", "on", "off"] | int
-    """Whether a thinking model thinks (on, off), or a limit on its thought in tokens. auto: the
-    chat template's default.
+    """Whether a thinking model thinks (on, off), or the limit of a thought in tokens. auto: as
+    the chat template does by default.
     """
     now: str | None
     """Time that chat templates see, such as 2026-11-28 (default: the start of the search).
@@ -173,8 +173,8 @@ class SolverOptions(RequestOptions, total=False):
     context: int | None
     """Limit on the model's context."""
     weights: Literal["auto", "int8", "int4"]
-    """Storage of the generator's weights; int8 and int4 are faster on most CPUs. auto: quantised
-    as in the file, else --dtype.
+    """Storage of the generator's weights: int8 or int4 (faster on most CPUs), or auto: as in the
+    file if it is quantised, else --dtype.
     """
     verifier_weights: Literal["auto", "int8", "int4"]
     """Storage of the verifier's weights, as --weights."""
@@ -189,7 +189,7 @@ class SolverOptions(RequestOptions, total=False):
     memory: int | str | None
     """Limit on all memory used on the device, such as 7GiB."""
     kv_memory: int | str | None
-    """Memory for KV on the device; overrides the plan."""
+    """Memory for KV on the device (default: computed from --memory)."""
     host_memory: int | str | None
     """Limit on KV in host memory (default: half of it; GPU: at most 16 GiB)."""
     split: Literal["auto"] | float

@@ -31,7 +31,7 @@ def sparse_method(settings: Settings, method: KVMethod) -> KVMethod:
     """
     rule, on_host = sparse_rule(settings.sparse), settings.sparse.sparse_home == "host"
     if rule is None and on_host:
-        raise InputError("--sparse-home host needs --sparse with a --select below all")
+        raise InputError("--sparse-home host needs a --sparse method and a --select other than all")
     if settings.sparse.sparse in ("off", "auto"):
         return method
     schedule = settings.schedule.schedule

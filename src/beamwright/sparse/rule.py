@@ -99,7 +99,7 @@ def method_of(text: str) -> Method:
     if method.query != "predicted":
         for key in ("pack", "window"):
             if key in given:
-                raise InputError(f"--sparse {text}: {key} needs a predicted query")
+                raise InputError(f"--sparse {text}: {key} works only with asyncspade")
     elif method.pack % method.share and method.pack > 1:
         raise InputError(f"--sparse {text}: pack must be a multiple of share")
     return replace(method, pack=max(method.pack, method.share))

@@ -51,7 +51,10 @@ class PathEncoder:
         self._at_marker = spec.read in ("marker", "before_marker")
         needs_chat = spec.template.layout != "text" or spec.template.system is not None
         if needs_chat and codec.chat_template is None:
-            raise InputError(f"verifier format {spec.name}: its checkpoint has no chat template")
+            raise InputError(
+                f"verifier format {spec.name}: its checkpoint has no chat template; use layout: "
+                "text without system"
+            )
         if spec.template.layout != "text":
             shown = self._turns(PLACEHOLDER, [PLACEHOLDER], None)
             if shown.count(PLACEHOLDER) < 2 or (spec.template.marker or "") not in shown:

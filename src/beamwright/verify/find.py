@@ -140,7 +140,8 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
         raise InputError(f"--verifier {name}: write {ways[kind]}")
     if place.startswith("random:"):
         raise InputError(
-            f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
+            f"--verifier {name}: random models have no tokenizer, which a verifier needs; give a "
+            "folder"
         )
     folder = _folder_of(settings, place)
     if kind == _JUDGE:

@@ -418,5 +418,8 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     needed = 2 if spec.activation == "softmax" else 1
     if width != needed:
         given = f"{names[-1]}.weight gives {width} values"
-        raise InputError(f"{where}: {given}, and {spec.activation} needs {needed}")
+        raise InputError(
+            f"{where}: {given}, but activation {spec.activation} needs {needed}; change activation "
+            "or head in verifier.yaml"
+        )
     return [prepack(layer) for layer in layers]

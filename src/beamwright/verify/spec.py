@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from beamwright.errors import InputError
-from beamwright.io import read_yaml
+from beamwright.io import describe_fault, read_yaml
 from beamwright.sections import Reduction, SamplingSettings, Section
 from beamwright.tree import Sees
 
@@ -245,7 +245,7 @@ def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "spec"
-        raise InputError(f"verifier {where}: {place}: {first['msg']}") from error
+        raise InputError(f"verifier {where}: {place}: {describe_fault(first)}") from error
 
 
 # --- judges ----------------------------------------------------------------------------------

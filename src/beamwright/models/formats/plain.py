@@ -84,7 +84,10 @@ class PlainFiles:
                     self._where[name] = path
         for name, path in indexed.items():
             if name not in self._where:
-                raise InputError(f"model {folder}: {path.name} lacks {name:.200}, see the index")
+                raise InputError(
+                    f"model {folder}: the index says that {path.name} contains {name:.200}, but it "
+                    "does not; download the model again"
+                )
         if not self._where:
             raise InputError(f"model {files[0]}: cannot be read: the file holds no named tensors")
 
