@@ -184,19 +184,19 @@ SMALL = {"n": 4, "width": 2, "max_rounds": 3}
     ],
     ids=str,
 )
-def test_a_replayed_step_sees_what_the_host_has_changed(play, options):
+def test_a_replayed_pass_sees_what_the_host_has_changed(play, options):
     """Tapes hold addresses and numbers, as graphs do: rows, tails and lists go on."""
     assert play(**{**SMALL, **options}) > 10
 
 
-def test_a_step_that_asks_the_device_is_found_out(play, monkeypatch):
+def test_a_pass_that_asks_the_device_is_found_out(play, monkeypatch):
     """Else the tests above would show nothing."""
-    real = tensor_rows.TensorRows._compute_step
+    real = tensor_rows.TensorRows._compute_pass
 
     def asks(self, buffers):
         real(self, buffers)
         buffers.tokens.any().item()
 
-    monkeypatch.setattr(tensor_rows.TensorRows, "_compute_step", asks)
+    monkeypatch.setattr(tensor_rows.TensorRows, "_compute_pass", asks)
     with pytest.raises(HostReadError):
         play(**SMALL)

@@ -72,7 +72,7 @@ class TapeReplay(Replay):
         self.num_played = self.num_recorded = 0
         self.keys = set()
 
-    def run(self, key, version, step):
+    def run(self, key, version, launches):
         self.keys.add(key)
         if version != self.version:
             self.release()
@@ -83,7 +83,7 @@ class TapeReplay(Replay):
             return
         tape = Tape()
         with capturing(self.monkeypatch, tape), tape:
-            step()
+            launches()
         self.tapes[key] = tape
         self.num_recorded += 1
 

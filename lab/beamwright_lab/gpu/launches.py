@@ -210,14 +210,14 @@ def prefill_launches(
 
 
 class _RecordingReplay(Replay):
-    """Replay that records a captured step's launches apart from those that prepare it."""
+    """Replay that records a captured pass's launches apart from those that prepare it."""
 
     def __init__(self, record: LaunchRecord) -> None:
         self._record, self.step = record, LaunchRecord()
 
-    def run(self, key: Hashable, version: int, step: Launches) -> None:
+    def run(self, key: Hashable, version: int, launches: Launches) -> None:
         before = self._record.take()
-        step()
+        launches()
         self.step = self._record.take()
         self._record.__dict__.update(vars(before))
 
@@ -243,7 +243,7 @@ def step_launches(
     capability: tuple[int, int] = HOPPER,
     storage: Storage = Storage.PLAIN,
 ) -> LaunchRecord:
-    """Record what is captured of a decode step whose rows share a prompt."""
+    """Record what is captured of a decode pass whose rows share a prompt."""
     sampling = sampling or SamplingSettings()
     with on_card(capability) as record:
         model = _tree_model(shape, storage)
@@ -251,10 +251,10 @@ def step_launches(
         rows = TensorRows(model, None, replay=Replay())
         session = rows._session
         session.arrange_rows([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
-        buffers = rows._step_buffers()
+        buffers = rows._pass_buffers()
         buffers.sampling.load([sampling] * session.num_rows, [False] * session.num_rows)
         buffers.wants_top = sampling.top_logprobs > 0
         session.prepare(1)
         record.take()
-        rows._compute_step(buffers)
+        rows._compute_pass(buffers)
     return record

@@ -1,9 +1,9 @@
-"""RunningBatch: continuous batching of decode steps: admit, decode, preempt and retire rows.
+"""RunningBatch: continuous batching of rows: admit, decode, preempt and retire rows.
 
 A row is *admitted* when a slot is free and the KV that it reads fits. Its first token is sampled
 from the last hidden state of its parent, without a pass. So one pass after the stop forwards the
 step's last token, whose hidden state (`Row.hidden`) serves the children. All rows are decoded for
-up to 16 tokens, then new KV is stored, and rows with a complete step *retire*. If blocks run out,
+up to 16 tokens, then new KV is stored, and rows with a decoded step *retire*. If blocks run out,
 rows are *preempted* and continue later. With `--batching grouped`, a plan's next group is admitted
 when the batch is empty (LBS section 4). A row's tokens depend on its own path alone. The lab's
 simulator runs the same code without tensors.
@@ -234,14 +234,14 @@ class RunningBatch(StepWriter):
         return num_drawn
 
     def _retire_rows(self) -> None:
-        """Copy new KV into segments, and retire rows whose step is complete."""
+        """Copy new KV into segments, and retire rows whose step is decoded."""
         size, cache = self._cache.device.block_tokens, self._cache
         done = [row for row in self.running if row.done]
         going = [row for row in self.running if not row.done]
         kept = [row for row in done if row.hidden is not None]
         stored = {row: row.forwarded // size * size for row in going}
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
-        self.running = going  # nothing below can raise, so complete rows are never restarted
+        self.running = going  # nothing below can raise, so decoded rows are never restarted
         for row in kept:
             cache.trim(row.segment)
         if self._writes_back_early:

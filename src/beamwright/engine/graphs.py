@@ -1,7 +1,7 @@
-"""CUDA graphs: capture a decode step or a prefill once, and replay its kernel launches.
+"""CUDA graphs: capture a decode pass or a prefill once, and replay its kernel launches.
 
-A captured step repeats one call's launches with that call's addresses, strides and numbers. A
-caller that changes one of these must change the step's key or version.
+A captured pass repeats one call's launches with that call's addresses, strides and numbers. A
+caller that changes one of these must change the pass's key or version.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from beamwright.models.packed import Launches, Numbers, Replay
 from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 
-# Stream priority of decoding: its short steps go before a concurrent prefill (priority 0).
+# Stream priority of decoding: its short passes go before a concurrent prefill (priority 0).
 _FIRST = -1
 
 
 class CudaGraphReplay(Replay):
-    """A `Replay` that captures each step as a CUDA graph, one per key.
+    """A `Replay` that captures each pass as a CUDA graph, one per key.
 
     The first run of a key is a plain call, which compiles kernels and creates library handles. The
     second run is captured, later runs replay it. The graphs of an instance share one memory pool,
-    because replays follow one another on one stream, and a step leaves its results outside the
+    because replays follow one another on one stream, and a pass leaves its results outside the
     pool. Two instances do not share a pool, because generator and verifier run concurrently. Also,
     a pool whose graphs are all deleted cannot be used again, so no instance could free its graphs.
 
-    If a capture fails, no later step is captured: steps run plainly, on the same stream.
+    If a capture fails, no later pass is captured: passes run plainly, on the same stream.
 
     on_failure: called with the reason of a failed capture.
     priority: CUDA's stream priority of the captured kernels; of kernels that wait on several
@@ -52,20 +52,20 @@ class CudaGraphReplay(Replay):
         self._warm: set[Hashable] = set()
         self._version = 0
 
-    def run(self, key: Hashable, version: int, step: Launches) -> None:
+    def run(self, key: Hashable, version: int, launches: Launches) -> None:
         if version != self._version:
             self.release()
             self._version = version
         if key in self._warm and key not in self._graphs and not self._failed:
             with self._alone:
-                self._try_capture(key, step)
+                self._try_capture(key, launches)
         if key in self._graphs:
             self._graphs[key].replay()
             return
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with self._alone, torch.cuda.stream(self._side):
-            step()
+            launches()
         current.wait_stream(self._side)
         self._warm.add(key)
 
@@ -96,8 +96,8 @@ class CudaGraphReplay(Replay):
         self._warm.clear()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _try_capture(self, key: Hashable, step: Launches) -> None:
-        """Capture the step, or report why CUDA or torch cannot. Raise if memory is short."""
+    def _try_capture(self, key: Hashable, launches: Launches) -> None:
+        """Capture the launches, or report why CUDA or torch cannot. Raise if memory is short."""
         current = torch.cuda.current_stream(self._device)
         try:
             graph = torch.cuda.CUDAGraph()
@@ -105,7 +105,7 @@ class CudaGraphReplay(Replay):
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
             ):
-                step()
+                launches()
         except Exception as error:
             torch.cuda.set_stream(current)  # after an error torch does not restore the stream
             torch.cuda.synchronize(self._device)
@@ -124,7 +124,7 @@ def _capture_lock() -> Lock:
     During a capture, other threads may launch kernels and allocate, because captures are
     `thread_local`. They must not wait for the device, which would end the capture. A capture itself
     waits for the device before it begins, so captures exclude one another. They also exclude a
-    step's first run, which loads kernels.
+    pass's first run, which loads kernels.
     """
     return Lock()
 
@@ -132,12 +132,12 @@ def _capture_lock() -> Lock:
 def make_replay(
     graphs: str, model: TreeModel, on_failure: Callable[[str], None], priority: int = _FIRST
 ) -> Replay | None:
-    """Create the runner of the model's steps, according to `--graphs`; None for plain calls.
+    """Create the runner of the model's passes, according to `--graphs`; None for plain calls.
 
-    Layer-wise streaming is not captured, because it waits for a transfer inside a step. Recurrent
+    Layer-wise streaming is not captured, because it waits for a transfer inside a pass. Recurrent
     states that the host moves row by row are not captured either.
 
-    on_failure: called with the reason if steps cannot be captured after all.
+    on_failure: called with the reason if passes cannot be captured after all.
     """
     by_host = model.decoder.shape.states and not steps_in_place(model.decoder, model.store)
     if graphs == "off" or model.store.streams_layers or by_host:
@@ -149,7 +149,7 @@ def make_replay(
 
 
 def capture_passes(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> None:
-    """Capture this model's prefills too, if its decode steps can be captured."""
+    """Capture this model's prefills too, if its decode passes can be captured."""
     replay = make_replay(graphs, model, on_failure, priority=0)
     if replay is not None:
         model.capture(replay)

@@ -278,7 +278,7 @@ class Row:
         return self.node.parent.path_token_ids()[self.node.replies_to.end :] + self.tokens
 
     def make_event(self, text: str) -> StepDecoded:
-        """Make the event of the complete step. text: the whole reply, this step included."""
+        """Make the event of the decoded step. text: the whole reply, this step included."""
         assert self.stop is not None
         stats = {name: tuple(values) for name, values in self.stats.items()}
         tokens, logprobs, top = tuple(self.tokens), tuple(self.logprobs), tuple(self.top)
@@ -344,7 +344,7 @@ class Rows(Protocol):
         open rows are done. The pass after a row's last token forwards that token and sets
         `Row.hidden`, unless the path has ended.
 
-        goes_on: True if no row waits to join, so that the next iteration's first step may be
+        goes_on: True if no row waits to join, so that the next iteration's first pass may be
             launched before this iteration's results are read.
         """
 

@@ -1,7 +1,7 @@
 """Batched sampling (temperature, top-k, top-p, min-p, greedy), and statistics of each token.
 
 Sampling is Gumbel-max with the random numbers of `noise`. The rows of a batch may differ in all
-settings. A step reads its settings from tensors at fixed addresses, so that a captured step can be
+settings. A pass reads its settings from tensors at fixed addresses, so that a captured pass can be
 replayed. Statistics and the most likely tokens are computed apart from sampling, so that no sampled
 token depends on them.
 """
@@ -106,7 +106,7 @@ class RowSampling:
         self.ways = Ways(
             draws=bool(drawing),
             is_greedy=any(likeliest),
-            # Rounded up to a power of two, so that few different steps are captured.
+            # Rounded up to a power of two, so that few different passes are captured.
             likeliest=1 << (top_k - 1).bit_length() if top_k else 0,
             top_p=any(row.top_p < 1.0 for row in drawing),
             min_p=any(row.min_p is not None for row in drawing),
@@ -221,7 +221,7 @@ class Sampler:
     num_tokens: ids from this number on are never sampled (rows of the LM head without a token).
     token_stats: names of the statistics, from `TOKEN_STATS`, that `stats` computes.
     tile_rows: see `models.decoder.Decoder`.
-    captured: True if steps are captured, so the host must read nothing during a step.
+    captured: True if passes are captured, so the host must read nothing during a pass.
     fused: True if kernels sample (`draw_kernel`; see `samples_in_kernel`).
 
     On a CPU, rows of a large vocabulary are sampled one at a time, so that a row stays in the

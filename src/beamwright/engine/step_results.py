@@ -1,7 +1,7 @@
-"""Device buffers of a decode step (tokens, positions, results), and the host's copy of the results.
+"""Device buffers of a decode pass (tokens, positions, results), and the host's copy of the results.
 
 The host checks stop conditions only for rows whose newest token can be a stop. One comparison per
-step finds these rows.
+pass finds these rows.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from beamwright.models.packed import Numbers, Replay
 from beamwright.tree import TopTokens
 
 
-class StepBuffers:
-    """Tensors at fixed addresses that a step of `num_rows` rows reads and writes, besides KV.
+class PassBuffers:
+    """Tensors at fixed addresses that a pass of `num_rows` rows reads and writes, besides KV.
 
     stats: names of the token statistics to store.
     hidden: example of final hidden states [rows, hidden], for shape, dtype and device.
-    num_likeliest: number of most likely tokens that a step can report next to the sampled one.
+    num_likeliest: number of most likely tokens that a pass can report next to the sampled one.
     """
 
     def __init__(
         self, num_rows: int, stats: Collection[str], hidden: torch.Tensor, num_likeliest: int
     ) -> None:
-        device, num_steps = hidden.device, 2 * ITERATION_TOKENS
+        device, num_passes = hidden.device, 2 * ITERATION_TOKENS
 
         def results(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(num_steps, *shape, dtype=dtype, device=device)
+            return torch.zeros(num_passes, *shape, dtype=dtype, device=device)
 
         self._arrangement = -1
         self.keys = torch.zeros(num_rows, 2, dtype=torch.int32, device=device)
         self.sampling = RowSampling(num_rows, device)
         self._moving = torch.zeros(2, num_rows, dtype=torch.long, device=device)
         self.tokens, self.positions = self._moving
-        # index [1]: where the next step writes its results. _first: where the iteration's first
-        # step writes. Iterations use the two halves of the buffers in turn, so that the host can
-        # read one half while the next iteration's first step already writes to the other.
+        # index [1]: where the next pass writes its results. _first: where the iteration's first
+        # pass writes. Iterations use the two halves of the buffers in turn, so that the host can
+        # read one half while the next iteration's first pass already writes to the other.
         self.index, self._first = torch.zeros(1, dtype=torch.long, device=device), 0
         self.names = "logprobs", *stats
-        self._numbers = results(len(self.names), num_rows)  # [step, name, row]
-        # Results of steps by name [step, row, ...].
+        self._numbers = results(len(self.names), num_rows)  # [pass, name, row]
+        # Results of passes by name [pass, row, ...].
         self.results = {
             "tokens": results(num_rows, dtype=torch.long),
             "hidden": results(num_rows, *hidden.shape[1:], dtype=hidden.dtype),
@@ -84,14 +84,14 @@ class StepBuffers:
         self.switch_half()
 
     def switch_half(self) -> None:
-        """Make the following steps write to the other half of the result buffers."""
+        """Make the following passes write to the other half of the result buffers."""
         self._first = ITERATION_TOKENS - self._first
         self.index.fill_(self._first)
 
     def read_results(self, name: str, until: int, since: int = 0) -> torch.Tensor:
-        """Return results of the iteration's steps from `since` to `until` [step, row, ...].
+        """Return results of the iteration's passes from `since` to `until` [pass, row, ...].
 
-        name: a result's name, or "numbers" for all results with one number per row [step, name,
+        name: a result's name, or "numbers" for all results with one number per row [pass, name,
             row].
         """
         held = self._numbers if name == "numbers" else self.results[name]
@@ -99,11 +99,11 @@ class StepBuffers:
 
     @property
     def ways(self) -> tuple[Ways, bool]:
-        """Optional parts of a step that these rows need; part of the key of a captured step."""
+        """Optional parts of a pass that these rows need; part of the key of a captured pass."""
         return self.sampling.ways, self.wants_top
 
     def store_results(self, **values: torch.Tensor) -> None:
-        """Store results of the current step, by name [rows, ...]."""
+        """Store results of the current pass, by name [rows, ...]."""
         for name, result in values.items():
             self.results[name].index_copy_(0, self.index, result.unsqueeze(0))
 
@@ -112,11 +112,11 @@ class IterationResults:
     """Tokens and other results of an iteration, as far as the host has read them.
 
     rows: the rows by place in the batch; None is a padding row.
-    seen: for each step that was read, the tokens [rows].
+    seen: for each pass that was read, the tokens [rows].
     used: for each place, the number of tokens up to the row's stop; 0 if the row had stopped
         before, or has not stopped.
     num_awaited, num_stopped: number of `open_rows`, and how many of them have stopped.
-    hidden: final hidden states [step, row, hidden] of the `num_steps` steps that were fetched.
+    hidden: final hidden states [pass, row, hidden] of the `num_passes` passes that were fetched.
     """
 
     def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
@@ -130,7 +130,7 @@ class IterationResults:
     def _find_possible_stops(self) -> None:
         """Look up, for each row, which token ids can stop it, and how many tokens its limit allows.
 
-        Called after the first step's launch, so that the device does not wait for the host.
+        Called after the first pass's launch, so that the device does not wait for the host.
         """
         if self._ends is not None:
             return
@@ -144,8 +144,8 @@ class IterationResults:
                     ends.setdefault(id(table), (table, []))[1].append(place)
         self._ends = [(table, np.array(places)) for table, places in ends.values()]
 
-    def read_step(self, tokens: Numbers) -> list[Row]:
-        """Read the tokens [rows] of one more step; return the open rows that stop with it."""
+    def read_pass(self, tokens: Numbers) -> list[Row]:
+        """Read the tokens [rows] of one more pass; return the open rows that stop with it."""
         self._find_possible_stops()
         self.seen.append(tokens)
         asked = self._most <= len(self.seen)
@@ -164,31 +164,31 @@ class IterationResults:
         self.num_stopped += len(stopped)
         return stopped
 
-    def most_continue(self, num_steps: int) -> bool:
-        """Return True if over 3/4 of the open rows surely need more than `num_steps` tokens."""
+    def most_continue(self, num_tokens: int) -> bool:
+        """Return True if over 3/4 of the open rows surely need more than `num_tokens` tokens."""
         self._find_possible_stops()
-        return bool(4 * (self._open & (self._most > num_steps)).sum() > 3 * self.num_awaited)
+        return bool(4 * (self._open & (self._most > num_tokens)).sum() > 3 * self.num_awaited)
 
     # --- all results of an iteration ---------------------------------------------------------
 
-    def fetch(self, buffers: StepBuffers, replay: Replay, num_steps: int) -> None:
-        """Start copying the results of `num_steps` steps to the host, except hidden states."""
-        self.num_steps, self._names = num_steps, buffers.names
-        self.hidden = buffers.read_results("hidden", num_steps)
-        self._tokens = replay.fetch(buffers.read_results("tokens", num_steps, len(self.seen)))
-        self._numbers = replay.fetch(buffers.read_results("numbers", num_steps))
+    def fetch(self, buffers: PassBuffers, replay: Replay, num_passes: int) -> None:
+        """Start copying the results of `num_passes` passes to the host, except hidden states."""
+        self.num_passes, self._names = num_passes, buffers.names
+        self.hidden = buffers.read_results("hidden", num_passes)
+        self._tokens = replay.fetch(buffers.read_results("tokens", num_passes, len(self.seen)))
+        self._numbers = replay.fetch(buffers.read_results("numbers", num_passes))
         asked = ("top_ids", "top_logprobs") if buffers.wants_top else ()
-        self._top = [replay.fetch(buffers.read_results(name, num_steps)) for name in asked]
+        self._top = [replay.fetch(buffers.read_results(name, num_passes)) for name in asked]
 
     def tokens(self) -> list[list[int]]:
-        """Wait for all steps, and return the tokens of each row, one per step."""
-        for step in self._tokens():
-            self.read_step(step)
+        """Wait for all passes, and return the tokens of each row, one per pass."""
+        for tokens_of_pass in self._tokens():
+            self.read_pass(tokens_of_pass)
         tokens: list[list[int]] = np.stack(self.seen, 1).tolist()
         return tokens
 
     def numbers_by_name(self) -> list[dict[str, list[float]]]:
-        """Return, for each row, its log-probabilities and statistics by name, one per step."""
+        """Return, for each row, its log-probabilities and statistics by name, one per pass."""
         numbers = self._numbers().transpose(2, 1, 0).tolist()
         return [dict(zip(self._names, each, strict=True)) for each in numbers]
 

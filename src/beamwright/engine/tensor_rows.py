@@ -1,8 +1,8 @@
 """TensorRows: the model runner. It decodes the rows of the running batch on a device.
 
-For each token, one *step* runs tensor operations at fixed addresses: forward pass, sampling, and a
-copy of the results into buffers. A step can therefore be captured as a CUDA graph and replayed
-(`graphs`). The host reads tokens one step late, to see which rows have stopped and when to end the
+For each token, one *pass* runs tensor operations at fixed addresses: forward, sampling, and a copy
+of the results into buffers. A pass can therefore be captured as a CUDA graph and replayed
+(`graphs`). The host reads tokens one pass late, to see which rows have stopped and when to end the
 iteration. It reads all other results when the iteration is over.
 """
 
@@ -24,7 +24,7 @@ from beamwright.engine.endings import StopFinder, cut_at_stop_string
 from beamwright.engine.graphs import make_replay
 from beamwright.engine.row import OWNER, Decoding, IterationWork, Row, TreeDecodings, path_to
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, likeliest, samples_in_kernel
-from beamwright.engine.step_results import IterationResults, StepBuffers
+from beamwright.engine.step_results import IterationResults, PassBuffers
 from beamwright.errors import InputError
 from beamwright.kv.streams import send_to_device
 from beamwright.models.decoder import captured_rows, padded_rows
@@ -40,11 +40,11 @@ from beamwright.tree import StopReason
 
 
 class TensorRows:
-    """The `Rows` of a model: it runs decode steps, and writes sampled tokens to the rows.
+    """The `Rows` of a model: it runs passes, and writes sampled tokens to the rows.
 
     num_tokens: number of token ids that may be sampled; rows of the LM head beyond it have no text.
     token_stats: names of statistics to keep of every token's distribution (`sampling.TOKEN_STATS`).
-    replay: runs captured steps; None: plain calls, with buffers that are freed with the rows.
+    replay: runs captured passes; None: plain calls, with buffers that are freed with the rows.
     drafts: source of drafted tokens; None if passes compute one token per row
         (`draft_passes.why_one_token_each`).
     keeps_states: keep the hidden states that tokens are sampled from (`GeneratorState.drawn_from`).
@@ -81,7 +81,7 @@ class TensorRows:
         self._passes = DraftPasses(
             model.decoder, self._session, self._sampler, self._stops, keeps_states
         )
-        self._buffers: dict[int, StepBuffers] = {}
+        self._buffers: dict[int, PassBuffers] = {}
         self._rows: list[Row | None] = []
         self._arrangement, self._launched_ahead = 0, False
 
@@ -161,17 +161,17 @@ class TensorRows:
         if gone:
             self._session.drop_rows(gone)
         undecided = any([row.thought is None for row in running])
-        # If the next iteration can use the rows unchanged, its first step is launched before the
+        # If the next iteration can use the rows unchanged, its first pass is launched before the
         # host reads this iteration's results.
-        goes_on = goes_on and not (undecided or self.replay.is_plain or self._decoder.shape.states)
-        goes_on = goes_on and self._session.max_tokens() > max_tokens
-        goes_on = goes_on and self._session.has_room(max_tokens + 1)
-        buffers = self._step_buffers()
+        ahead = goes_on and not (undecided or self.replay.is_plain or self._decoder.shape.states)
+        ahead = ahead and self._session.max_tokens() > max_tokens
+        ahead = ahead and self._session.has_room(max_tokens + 1)
+        buffers = self._pass_buffers()
         if self._launched_ahead:
             self._session.advance()
         else:
             buffers.load(self._rows, self._arrangement, self._stops)
-        if left := max_tokens + goes_on - self._launched_ahead:
+        if left := max_tokens + int(ahead) - int(self._launched_ahead):
             self._session.prepare(left)
         # Load settings again next time: the next token shows whether the step is a thought, which
         # sets its limit and its forced end.
@@ -184,24 +184,27 @@ class TensorRows:
         ):
             if drafts is not None:
                 return self._passes.run(*rows, max_tokens, enough, drafts)
-            return self._run_plain(buffers, max_tokens, enough, goes_on)
+            return self._run_plain(buffers, max_tokens, enough, ahead)
 
     def _run_plain(
-        self, buffers: StepBuffers, max_tokens: int, enough: int, goes_on: bool
+        self, buffers: PassBuffers, max_tokens: int, enough: int, ahead: bool
     ) -> IterationWork:
-        """Run an iteration with one token per row and pass; `DraftPasses` gives equal tokens."""
+        """Run an iteration with one token per row and pass; `DraftPasses` gives equal tokens.
+
+        ahead: True to launch the next iteration's first pass too, if most rows go on.
+        """
         drawn, begun = IterationResults(self._rows, self._stops), self._launched_ahead
         num_done, self._launched_ahead = 0, False
         try:
-            for _ in self._launch_steps(buffers, drawn, max_tokens, enough, begun):
+            for _ in self._launch_passes(buffers, drawn, max_tokens, enough, begun):
                 num_done += 1
             drawn.fetch(buffers, self.replay, num_done)
         except torch.OutOfMemoryError:
             for row in self._places():
                 _count_overrun(row, num_done)
             raise
-        if goes_on and drawn.most_continue(num_done):
-            with suppress(torch.OutOfMemoryError):  # the next iteration launches the step instead
+        if ahead and drawn.most_continue(num_done):
+            with suppress(torch.OutOfMemoryError):  # the next iteration launches the pass instead
                 buffers.switch_half()
                 self._make_launch(buffers)()
                 self._launched_ahead = True
@@ -209,17 +212,17 @@ class TensorRows:
         num_passes = num_done + self._launched_ahead - begun
         return IterationWork(num_passes, num_passes * self.num_rows)
 
-    def _launch_steps(
+    def _launch_passes(
         self,
-        buffers: StepBuffers,
+        buffers: PassBuffers,
         drawn: IterationResults,
         max_tokens: int,
         enough: int,
         begun: bool,
     ) -> Iterator[None]:
-        """Launch one step after another, reading each step's tokens one step late. Yield per step.
+        """Launch one pass after another, reading each pass's tokens one pass late. Yield per pass.
 
-        begun: True if the previous iteration launched the first step already.
+        begun: True if the previous iteration launched the first pass already.
         """
         fetched, sampled = None, buffers.read_results("tokens", max_tokens)
         launch, keeping = self._make_launch(buffers), self._decoder.shape.states
@@ -233,7 +236,7 @@ class TensorRows:
                 self._session.advance()
             yield
             if fetched is not None:
-                drawn.read_step(fetched())
+                drawn.read_pass(fetched())
             if drawn.num_stopped >= enough:
                 return
             if number + 1 == max_tokens:
@@ -241,18 +244,18 @@ class TensorRows:
             fetched = self.replay.fetch(sampled[number])
             if self.replay.is_plain:
                 stopped = drawn.num_stopped
-                stopped += sum([row.done for row in drawn.read_step(fetched())])
+                stopped += sum([row.done for row in drawn.read_pass(fetched())])
                 fetched = None
                 if stopped == drawn.num_awaited:
                     return  # no awaited row needs another pass
 
-    def _make_launch(self, buffers: StepBuffers) -> Callable[[], None]:
-        """Return a function that launches one step. It is valid until the session is rearranged."""
+    def _make_launch(self, buffers: PassBuffers) -> Callable[[], None]:
+        """Return a function that launches one pass. It is valid until the session is rearranged."""
         key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
-        return partial(self.replay.run, key, version, partial(self._compute_step, buffers))
+        return partial(self.replay.run, key, version, partial(self._compute_pass, buffers))
 
     def _discard_launched(self) -> None:
-        """Discard the step that was launched ahead, because the rows change.
+        """Discard the pass that was launched ahead, because the rows change.
 
         The same tokens are sampled again later.
         """
@@ -261,7 +264,7 @@ class TensorRows:
                 _count_overrun(row, 1)
         self._launched_ahead = False
 
-    def _compute_step(self, buffers: StepBuffers) -> None:
+    def _compute_pass(self, buffers: PassBuffers) -> None:
         """Compute one token of every row, with tensor operations only (for CUDA graphs)."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
         buffers.store_results(hidden=hidden)
@@ -269,7 +272,7 @@ class TensorRows:
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
         self._sample_tokens(buffers, self._decoder.logits(hidden))
 
-    def _sample_tokens(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
+    def _sample_tokens(self, buffers: PassBuffers, logits: torch.Tensor) -> None:
         """Sample a token of every row from `logits` [rows, vocab], and store it in `buffers`."""
         tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
@@ -290,7 +293,7 @@ class TensorRows:
         parents = [row.node.parent for row in rows if row.node.parent is not None]
         places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
         hidden = torch.cat([parent.handles[OWNER].hidden for parent in places])
-        buffers = StepBuffers(len(rows), self._stats, hidden[:, :0], self._num_likeliest)
+        buffers = PassBuffers(len(rows), self._stats, hidden[:, :0], self._num_likeliest)
         buffers.load(rows, self._arrangement, self._stops)
         siblings = [places[parent] for parent in parents]
         self._sample_tokens(
@@ -305,7 +308,7 @@ class TensorRows:
 
     def _write_results(self, drawn: IterationResults) -> None:
         """Append an iteration's tokens, log-probabilities and hidden states to its rows."""
-        num_done, hidden = drawn.num_steps, drawn.hidden
+        num_done, hidden = drawn.num_passes, drawn.hidden
         tokens, columns = drawn.tokens(), drawn.numbers_by_name()
         forwarded: list[tuple[Row, int, int]] = []
         for place, row in enumerate(drawn.rows):
@@ -329,13 +332,13 @@ class TensorRows:
             for row, state in zip(rows, hidden[numbers, places].split(1), strict=True):
                 row.hidden = state
 
-    def _step_buffers(self) -> StepBuffers:
+    def _pass_buffers(self) -> PassBuffers:
         """Return the buffers for the current batch size; create them on first use."""
         if self.num_rows not in self._buffers:
             decoder, sizes = self._decoder, (self.num_rows, self._decoder.shape.hidden)
             hidden = torch.empty(sizes, dtype=decoder.dtype, device=decoder.device)
             parts = self.num_rows, self._stats, hidden, self._num_likeliest
-            self._buffers[self.num_rows] = StepBuffers(*parts)
+            self._buffers[self.num_rows] = PassBuffers(*parts)
         return self._buffers[self.num_rows]
 
 
@@ -363,7 +366,7 @@ def make_running_batch(
 ) -> RunningBatch:
     """Create the generator's empty running batch.
 
-    not_captured: called with the reason if steps cannot be captured.
+    not_captured: called with the reason if passes cannot be captured.
     token_stats, keeps_states: see `TensorRows`.
     costs: time model of a pass and of the link, for schedules.
     rows_bytes: bytes that rows may use besides KV, if the device does not report free memory.

@@ -179,10 +179,10 @@ class _Table:
 
 
 class StateTables:
-    """Device tables of the rows' state blocks, at addresses that a captured step can keep.
+    """Device tables of the rows' state blocks, at addresses that a captured pass can keep.
 
     `load` fills the tables from the host before the rows' first pass. After each pass,
-    `read_written_states` updates them with kernels only, so a replayed step needs nothing from the
+    `read_written_states` updates them with kernels only, so a replayed pass needs nothing from the
     host. Addresses change only when `num_moves` does.
     """
 

@@ -4,7 +4,7 @@ A tail has the layout that attention reads: contiguous per row, with rows of dif
 Whole blocks of a tail's tokens are also copied to the row's segment. Tokens of one head are
 adjacent, because at 256 rows attention then reads four to six times as fast as token by token
 (docs/log/2026-11.md#operators-and-layout). Tensors say where tokens are written and how many are
-read. Their addresses change only when `num_moves` does, so a captured step can be replayed.
+read. Their addresses change only when `num_moves` does, so a captured pass can be replayed.
 
 Tails and paths are padded with zeros to one of a few lengths, at which a row's sums are bitwise
 equal. So a row's sums do not depend on the lengths of other rows. Three properties of CPU matrix
@@ -76,7 +76,7 @@ class SessionTail(Protocol):
 
     @property
     def num_moves(self) -> int:
-        """Number of reallocations. Steps captured before the last one must not be replayed."""
+        """Number of reallocations. Passes captured before the last one must not be replayed."""
 
     @property
     def num_bytes(self) -> int: ...

@@ -109,11 +109,11 @@ Numbers = npt.NDArray[Any]
 
 
 class Replay:
-    """Runner of decode steps and prefill passes that calls them directly, without CUDA graphs.
+    """Runner of decode passes and prefills that calls them directly, without CUDA graphs.
 
     It is the implementation for CPUs, and the specification of `engine.graphs.CudaGraphReplay`.
 
-    is_plain: True if a step is complete when `run` returns, so that reading its results does not
+    is_plain: True if a pass is complete when `run` returns, so that reading its results does not
         wait.
     """
 
@@ -121,16 +121,16 @@ class Replay:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that captured graphs reserve between steps and that no other code can use."""
+        """Bytes that captured graphs reserve between passes and that no other code can use."""
         return 0
 
-    def run(self, key: Hashable, version: int, step: Launches) -> None:
-        """Run `step` once, or replay the CUDA graph that was captured of it.
+    def run(self, key: Hashable, version: int, launches: Launches) -> None:
+        """Run `launches` once, or replay the CUDA graph that was captured of it.
 
-        key: identifies the shapes of the step.
-        version: increases when tensors that any step uses have moved, which invalidates captures.
+        key: identifies the shapes of the pass.
+        version: increases when tensors that any pass uses have moved, which invalidates captures.
         """
-        step()
+        launches()
 
     def fetch(self, values: torch.Tensor) -> Callable[[], Numbers]:
         """Start copying `values` to the host; return a function that waits for the copy.

@@ -44,7 +44,7 @@ class _OpenRow:
 
 
 def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
-    """Return whether the step kernels read recurrent states directly from the pool's blocks."""
+    """Return whether `step_kernels` read recurrent states directly from the pool's blocks."""
     cells = store.pool.states
     return decoder.steps_in_place and cells is not None and cells.has_whole_lines
 
@@ -131,6 +131,7 @@ class DecodeSession:
         rows = [*(self._rows[row] for row in kept), *fresh]
         num_rows = self.pad(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
+        # If rows only left, the view is kept; some of the former rows become its padding.
         index = [*kept, *spare[: num_rows - len(kept)]]
         self._view.wait_for_threads()
         self._tail.arrange(kept, num_rows)
@@ -156,7 +157,7 @@ class DecodeSession:
         self._view.drop_rows(rows)
 
     def stop_rows(self, rows: Sequence[int]) -> None:
-        """Stop updating the recurrent states of these rows, whose steps are complete."""
+        """Stop updating the recurrent states of these rows, whose steps are decoded."""
         if self._states is not None and rows:
             self._states.stop(rows)
 

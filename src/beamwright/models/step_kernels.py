@@ -6,7 +6,7 @@ once. This traffic is nearly all of a token's cost. Sums are in float32, whateve
 state.
 
 At its first token a row reads the blocks of its parent node and writes its own blocks. A row whose
-step is complete (`kv.states.IDLE`) writes no state. Launches are captured in CUDA graphs. `fused`
+step is decoded (`kv.states.IDLE`) writes no state. Launches are captured in CUDA graphs. `fused`
 explains the parameter EARLY. `steps` is the specification of these kernels.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton

@@ -1,4 +1,6 @@
-"""Faster decode steps for recurrent layers of `transformers`, which update states in place.
+"""Faster one-token passes for recurrent layers of `transformers`: states are updated in place.
+
+In this module a *step* is the recurrence's update by one token, not a reasoning step.
 
 The functions with which a module's forward updates its states for one token are replaced. To this
 end a copy of `forward` gets other globals, in which the names of these functions are bound to the
