@@ -192,7 +192,7 @@ class Traits:
     # Strategy with `prospects`: scores that arrive before the end of the round improve its
     # prospects.
     foresees_by_score: bool = False
-    # Strategy with `prospects`: every complete step is extended, whatever its score is.
+    # Strategy with `prospects`: every decoded step is extended, whatever its score is.
     certain: bool = False
 
 
@@ -295,7 +295,7 @@ class Foresees(Protocol):
 
     prospects: returns the steps that selection may extend. A wrong prediction costs time and never
         changes the tree. `beams` are the nodes of the current round: candidates among them have
-        their step, and some have a score. `ahead` are speculative children whose step is complete.
+        their step, and some have a score. `ahead` are speculative children whose step is decoded.
     """
 
     def prospects(
@@ -317,7 +317,7 @@ class KVDemand:
     resident: Sequence[int]
     # For each beam: the number of the deepest segment that it reads; None if it reads none.
     leaf: Sequence[int | None]
-    # For each beam: the bytes that its step will write, in whole blocks; an estimate if not exact.
+    # For each beam: the bytes that its step will write, in whole blocks, or an estimate of them.
     growth_bytes: Sequence[int]
     capacity_bytes: int  # bytes of KV that fit the device, the limit for one group
     # True if each beam needs its own copy of a segment, the layout of the LBS paper. Otherwise all
@@ -336,9 +336,9 @@ class ScheduleView:
     demand: KVDemand | None = None
     # Beams for which the device has working memory now (#Beam in LBS, section 4.2); None: unknown.
     max_beams: int | None = None
-    step_tokens: int = 1  # tokens of the longest step; an estimate if not exact
+    step_tokens: int = 1  # tokens of the longest step; an estimate unless `fixed_lengths`
     # True if step lengths are fixed: a step is shorter only where its path ends.
-    exact: bool = False
+    fixed_lengths: bool = False
     # Estimated times of a pass and of the link; None if they are unknown.
     costs: PassCosts | None = None
 

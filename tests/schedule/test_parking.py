@@ -16,11 +16,11 @@ WEIGHTS = PassCosts(weights_s=1.0)
 ARITHMETIC = PassCosts(weights_s=0.0, row_s=1.0)
 
 
-def view_of(num_beams, capacity, costs=WEIGHTS, *, exact=True):
+def view_of(num_beams, capacity, costs=WEIGHTS, *, fixed=True):
     """Beams of one prompt of 10 bytes whose steps write 10 each."""
     tree = SearchTree(0, (1,), "")
     demand = KVDemand([None], [10], [0], [0] * num_beams, [10] * num_beams, capacity)
-    return ScheduleView(tuple(tree.expand(tree.root, num_beams)), demand, None, 10, exact, costs)
+    return ScheduleView(tuple(tree.expand(tree.root, num_beams)), demand, None, 10, fixed, costs)
 
 
 def plan(view, **settings):
@@ -47,7 +47,7 @@ def test_what_was_asked_for_is_done():
     view = view_of(16, 90)
     assert plan(view, batching="grouped").parking is None
     assert plan(view, batching="continuous").parking is not None
-    assert plan(replace(view, exact=False)).parking is not None  # of unknown length, no barriers
+    assert plan(replace(view, fixed_lengths=False)).parking is not None  # so no barriers
     copies = replace(view.demand, copy_per_beam=True)
     assert plan(replace(view, demand=copies), batching="continuous").parking is None
     assert plan(view_of(16, 1000), batching="continuous").parking is None  # nothing has to leave

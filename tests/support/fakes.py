@@ -141,7 +141,7 @@ class ScriptedExecutor(StepWriter):
     queue: list = field(default_factory=list)
     unscored: list = field(default_factory=list)
     running_nodes: tuple = ()
-    patience_s: float | None = None
+    scores_patience_s: float | None = None
 
     @property
     def writer(self):

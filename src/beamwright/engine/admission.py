@@ -84,7 +84,8 @@ class TreeAdmission:
             return len(sizes) >= self.in_flight
         if sum(sizes) < self.usual_rows or self.settings.explore != "decoupled":
             return sum(sizes) >= self.usual_rows
-        rows = self.settings.max_batch or self.usual_rows  # N_LLM
+        # N_LLM in decoupled tree exploration: the rows that keep the generator busy.
+        rows = self.settings.max_batch or self.usual_rows
         return num_open >= rows or not self._fits(sizes)
 
     def _measure(self, live: Mapping[TreeRun, int]) -> None:
@@ -180,7 +181,7 @@ class AdmissionQueue:
         # blocks run out. None: rows reserve KV for their expected length.
         self.parking: Parking | None = None
         # Rows whose KV is being loaded, and the number of passes to run before these rows join.
-        self.prefetching, self.passes = list[Row](), 0
+        self.prefetching, self.passes_until_join = list[Row](), 0
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -324,7 +325,7 @@ class AdmissionQueue:
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
         """Start loading the KV of `rows` from the host; return True if they should join later.
 
-        The rows should join after `passes` passes of the running rows.
+        The rows should join after `passes_until_join` passes of the running rows.
 
         Raises:
             CapacityError: if the KV does not fit; LinkError: if the link has failed.
@@ -339,8 +340,8 @@ class AdmissionQueue:
         load = self._cache.missing_bytes(needs) / costs.link_bandwidth / pass_s
         missing = len(rows) / (len(rows) + num_running)
         choices = 0, int(load), int(load) + 1
-        self.passes = min(choices, key=lambda n: n * missing + max(0.0, load - n))
-        if not self.passes:
+        self.passes_until_join = min(choices, key=lambda n: n * missing + max(0.0, load - n))
+        if not self.passes_until_join:
             return False
         self._cache.prefetch_rows(needs)
         for row in rows:

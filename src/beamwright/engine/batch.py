@@ -64,7 +64,7 @@ class RunningBatch(StepWriter):
         self.running: list[Row] = []
         self.counts, self.last_rows = Counters(), (0, 0)
         self._queue = AdmissionQueue(settings, cache, capacity, memory.costs)
-        self._spec_queue, self._max_open_rows = SpeculativeQueue(), 0  # per iteration of a plan
+        self._spec_queue, self._max_open_rows = SpeculativeQueue(), 0  # most open rows since a plan
         # _no_room: True after a preemption, and no row is admitted, until blocks become free.
         self._writes_back_early, self._no_room, self._num_running = False, False, 0
         self._group: int | None = None  # the group of the newest rows
@@ -101,9 +101,9 @@ class RunningBatch(StepWriter):
         """Return what a schedule plans these nodes with: KV demand, lengths, row limit, costs."""
         longest = max(map(self._capacity.expected_tokens, beams), default=1)
         most = self._memory_limit = self._memory.max_rows(longest, self._rows.held_bytes)
-        exact = all(map(self._capacity.has_fixed_length, {beam.root for beam in beams}))
+        fixed = all(map(self._capacity.has_fixed_length, {beam.root for beam in beams}))
         demand, costs = self._capacity.demand(beams), self._memory.costs
-        return ScheduleView(beams, demand, most, longest, exact, costs)
+        return ScheduleView(beams, demand, most, longest, fixed, costs)
 
     def submit(self, plan: Plan) -> None:
         """Replace the waiting steps with the steps of `plan`. Running rows continue."""
@@ -362,7 +362,7 @@ class RunningBatch(StepWriter):
                 self._fail_step(row.node)
 
     def _make_room(self, rows: Sequence[Row]) -> None:
-        """Preempt or drop speculative rows until `rows` have slots and memory."""
+        """Preempt or drop speculative rows until `rows` fit; all of them if there are barriers."""
         most = len(rows) if self._queue.barriers else min(self._row_limits, default=None)
         ahead = [row for row in self.running if row.node.speculative]
         while ahead and most is not None and len(self.running) + len(rows) > most:
@@ -382,11 +382,11 @@ class RunningBatch(StepWriter):
     def _reserve_blocks(self) -> int:
         """Reserve KV blocks for one iteration, and return its tokens per row.
 
-        If blocks run out, shorten the iteration first, then preempt the newest rows.
+        If blocks run out, shorten the iteration (of a single row to one token), then preempt rows.
         """
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
         if self._queue.prefetching:
-            most = min(most, self._queue.passes)
+            most = min(most, self._queue.passes_until_join)
         most = count = min(most, max(row.forwards_left for row in open_rows(self.running)))
         while self.running:
             wanted = {row.segment: row.forwarded + row.usable_tokens(count) for row in self.running}

@@ -21,7 +21,7 @@ from beamwright.tree import Node, SearchTree
 
 # Maximum number of tokens of a row per iteration; rows join and leave between iterations.
 ITERATION_TOKENS = 16
-_FIRST_GUESS = 32  # tokens of a step before any step is complete
+_FIRST_GUESS = 32  # tokens of a step before any step is decoded
 _MARGIN = 1.25  # expected length of a step, divided by the mean length so far
 _LEAST_BEGUN = 2  # minimum number of tokens that a child copies from a sibling
 _COMPACT_BELOW = 0.75  # shrinking a batch to this share of its rows always pays
@@ -74,8 +74,8 @@ class WorkingMemory:
         """Return how many open rows must stop to end an iteration early, if no step waits.
 
         If passes are slow, a small share of the rows is enough, because stopped rows are computed
-        until the iteration ends. If passes are fast, the number is that at which a smaller batch
-        pays.
+        until the iteration ends. If passes are fast, enough rows must stop that shrinking the
+        batch pays.
 
         awaited: number of `open_rows`. num_active, num_rows: as in `pays_to_compact`.
         """
@@ -113,7 +113,7 @@ class Capacity:
     # --- how long steps are ------------------------------------------------------------------
 
     def record_length(self, num_tokens: int) -> None:
-        """Record the number of tokens of a complete step, for `expected_tokens`."""
+        """Record the number of tokens of a decoded step, for `expected_tokens`."""
         self._num_steps += 1
         self._num_tokens += num_tokens
 
@@ -236,7 +236,7 @@ class Capacity:
                     since = 0 if node is beam else own
                     sizes[above] += self._added_bytes(num_tokens, behind, since, known)
             leaf.append(above)
-            blocks = ledger.blocks_for(self.expected_tokens(beam)) - ledger.blocks_for(stored)
+            blocks = ledger.blocks_for(self.expected_tokens(beam)) - ledger.blocks_for(own)
             growth.append(max(1, blocks) * ledger.bytes_per_block)
         previous, self._previous_need_bytes = self._previous_need_bytes, sum(sizes) + sum(growth)
         return KVDemand(
@@ -251,7 +251,7 @@ class Capacity:
         )
 
     def _added_bytes(self, num_tokens: int, behind: int, since: int, reads: set[int]) -> int:
-        """Return the bytes by which one more reader extends the KV that is read of a node.
+        """Return the bytes of a node's KV that this reader needs and no earlier reader did.
 
         A step reads sliding-window layers only within the window, and a recurrent state only of
         its parent or its own.
@@ -260,7 +260,7 @@ class Capacity:
         behind: tokens between the node and the step that reads it.
         since: tokens that the reading step has stored already. If there are any, that step reads
             its own recurrent state instead of its parent's.
-        reads: numbers of the layer groups that other steps read already; extended by this call.
+        reads: numbers of the layer groups that earlier readers need; extended by this call.
         """
         ledger, num_blocks = self._cache.device, 0
         for number, group in enumerate(ledger.groups):

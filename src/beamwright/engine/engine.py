@@ -51,14 +51,14 @@ class Engine:
     # "decoupled": a path whose next step needs no other path's score is decoded on before its round
     # is over, even while other trees run (Alg. 5 of decoupled tree exploration).
     explore: Explore = "continuous"
-    # True: speculative steps may be scored before selection opens them (FlashTTS 4.1.3). False:
-    # never, as in Alg. 4 of decoupled tree exploration.
+    # True: speculative steps may be scored before selection opens them (FlashTTS, section 4.1.3).
+    # False: never, as in Alg. 4 of decoupled tree exploration.
     verify_ahead: bool = False
     listwise: bool = False  # True: all steps of a tree's round are scored in one call
     truncation: float = 0.85  # mean share of a sibling's tokens that a child copies (FlashTTS's R)
     # Grace period in seconds after a tree's deadline, while the tree has no result at all and waits
     # for steps of a remote writer, which may never come. None if steps surely come.
-    patience_s: float | None = None
+    steps_patience_s: float | None = None
     _live: dict[Node, TreeRun] = field(default_factory=dict, init=False)  # trees in flight, by root
     _plan_is_stale: bool = field(default=False, init=False)
     _speculation_is_stale: bool = field(default=False, init=False)
@@ -190,7 +190,7 @@ class Engine:
             return
         if not run.unjudged_candidates():  # these are extended within the same round
             run.tree.rounds += 1
-        run.record_costs(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
+        run.record_payoff(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
 
@@ -207,7 +207,7 @@ class Engine:
         if run.error is not None:
             return
         if self._writer.speculation == "truncate":
-            for node, begun, share in run.duplicates(self.truncation):
+            for node, begun, share in run.copies_from_siblings(self.truncation):
                 self._writer.start_from_sibling(node, begun, share)
         self._drop_unopenable(run)
         report = run.report(candidates)
@@ -250,7 +250,7 @@ class Engine:
             self._speculative_of.clear()
             writer.speculate(())
             return
-        if not pays:
+        if not pays:  # only strategies that extend every step speculate (decoupled exploration)
             unsure = [run for run in self._live.values() if not run.traits.certain]
             self._speculative_of.update({run: [] for run in unsure})
         for run in [run for run in self._live.values() if run not in self._speculative_of]:
@@ -282,9 +282,9 @@ class Engine:
         """End the round of trees whose deadline has passed, with the steps decoded so far.
 
         A user's verifier may never return: scores that are missing after its grace period are left
-        out. A remote writer may never return: a tree without steps fails after `patience_s`.
+        out. A remote writer may never return: a tree without steps fails after `steps_patience_s`.
         """
-        steps_s, scores_s = self.patience_s, self._executor.patience_s
+        steps_s, scores_s = self.steps_patience_s, self._executor.scores_patience_s
         for run in list(self._live.values()):
             if run.is_overdue():
                 run.cut = True

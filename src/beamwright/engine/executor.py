@@ -2,8 +2,8 @@
 
 With a plain `Lane` the executor does one piece of work at a time, and scores first. It is the
 specification of the executor with verifier threads, and of the simulator's executor. Threads change
-only when scores arrive, never their values (decoupled tree exploration, section 5; several
-verifiers, 9.1.2).
+only when scores arrive, never their values (decoupled tree exploration, sections 5 and
+9.1.2).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Executor:
     ) -> None:
         self.writer, self._stalled_s, self._progress = writer, stalled_s, progress or Progress()
         self.lanes, first = lanes, lanes[0]
-        self.patience_s = first.patience_s
+        self.scores_patience_s = first.patience_s
         self._lane_of: dict[Node, Lane] = {}  # by the root of the tree
         self._accounting, self._timeline = first.scoring.accounting, first.scoring.timeline
         self._groups_before = writer.counts.groups - self._accounting.counts.groups
@@ -128,7 +128,7 @@ class Executor:
         """Take one batch of scores, or run one decode iteration, and return the events.
 
         Scores come first, because a round waits for them. Returns no events if no step has ended,
-        if there is no work, or if no scores came within `patience_s`.
+        if there is no work, or if no scores came within `scores_patience_s`.
         """
         events = self._take_results()
         if events is not None:
@@ -382,7 +382,8 @@ def make_executor(
     if not beside:
         lane = Lane(scoring(0, models), progress)
         return Executor(writer, [lane], partial(_stalled_s, models), progress)
-    computes, patience_s = (scorers, None) if scorers else ([generator], PATIENCE_S)
+    # A user's verifier has no model; it runs on the generator's stream that decoding does not use.
+    stream_models, patience_s = (scorers, None) if scorers else ([generator], PATIENCE_S)
     changed = threading.Condition()
     workers = [
         VerifierWorker(
@@ -391,7 +392,7 @@ def make_executor(
             patience_s,
             changed,
         )
-        for i, model in enumerate(computes)
+        for i, model in enumerate(stream_models)
     ]
     return Executor(writer, workers, partial(_stalled_s, models[:1]), progress)
 

@@ -108,8 +108,8 @@ class TreeRun:
     # KV which no later row reads.
     restore: Callable[[Sequence[Node], Callable[[], None]], None] | None = None
     cut: bool = False  # True if the deadline ended a round before all of it was decoded and scored
-    # Key of the fair order: the tree with the smallest value is decoded first. It counts the tree's
-    # decoded tokens, from the largest value of all trees at its admission.
+    # Key of the fair order: the tree with the smallest value is decoded first. It starts at the
+    # largest value of any tree in flight, and grows by the tree's decoded tokens.
     served: int = 0
     priority: int = 0  # trees with a larger one are decoded and scored first
     waited_s: float = 0.0  # seconds before admission that count towards the deadline
@@ -143,7 +143,7 @@ class TreeRun:
     def goodput_tok_s(
         self, nodes: Sequence[Node], answer: Callable[[Node], Node] = lambda leaf: leaf
     ) -> float | None:
-        """Return FlashTTS's precise goodput (6.1) of these candidates; None without any.
+        """Return FlashTTS's precise goodput (section 6.1) of these candidates; None without any.
 
         The goodput is the candidates' mean number of path tokens, divided by the mean seconds from
         admission to the end of their scoring. None also if all steps were given.
@@ -168,18 +168,18 @@ class TreeRun:
         for number, texts in enumerate(paths):
             self.speculative.add_given(make_given_path(self.tree.root, number, texts))
 
-    def begin_round(self, spent: Counters) -> None:
+    def begin_round(self, counts: Counters) -> None:
         """Begin a round with the nodes that selection opened.
 
         Some of them may be decoded already, by speculation.
 
-        spent: the engine's counters now.
+        counts: the engine's counters now.
         """
         opened = [node for siblings in self.round.opened for node in siblings]
-        complete = [node for node in opened if node.state is NodeState.CANDIDATE]
-        beams = sorted([*self.tree.open_nodes(), *complete], key=lambda node: node.lineage[1:])
+        decoded = [node for node in opened if node.state is NodeState.CANDIDATE]
+        beams = sorted([*self.tree.open_nodes(), *decoded], key=lambda node: node.lineage[1:])
         still_open = {node: None for node in beams if node.state is NodeState.OPEN}
-        self.round = RoundState(tuple(beams), still_open, spent)
+        self.round = RoundState(tuple(beams), still_open, counts)
         paths = nodes_on_paths([beam.parent for beam in beams if beam.parent is not None])
         self.round_tokens.append(sum([len(node.token_ids) for node in paths]))
 
@@ -201,17 +201,18 @@ class TreeRun:
         slack = len(self.round.beams) - num_steps if self.round.open else 0
         return self.speculative.take_to_score(self.round.submitted, slack, self.judges)
 
-    def record_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
+    def record_payoff(self, payoff: Payoff, counts: Counters, *, alone: bool) -> None:
         """Record in `payoff` what speculation gained in the finished round.
 
-        spent: the engine's counters now; they include speculative decoding and scoring.
+        counts: the engine's counters now; they include speculative decoding and scoring.
         alone: True if no other tree is in flight. Only then is the cost of the round recorded too.
         """
         kept = sum([node.usage.get("speculated_kept", 0) for node in self.round.beams])
+        # The tokens of dropped children are added in `Engine._drop_unopenable`.
         payoff.kept, payoff.speculated = payoff.kept + kept, payoff.speculated + kept
         lengths = [len(node.token_ids) for node in self.round.beams if node.token_ids]
         if lengths and alone:
-            payoff.record_round(lengths, spent - self.round.began, self.round.num_submits)
+            payoff.record_round(lengths, counts - self.round.began, self.round.num_submits)
 
     @cached_property
     def traits(self) -> Traits:
@@ -266,7 +267,7 @@ class TreeRun:
         return node.state is NodeState.CANDIDATE and not node.ended and self._unjudged(node)
 
     def _unjudged(self, node: Node) -> bool:
-        """Return True if the step has an answer part and is not given to the verifier."""
+        """Return True if the step's reply answers the problem, and the verifier does not get it."""
         return node not in self.round.submitted and node.answers and not self.judges(node)
 
     def decide(self) -> list[Action]:
@@ -347,7 +348,7 @@ class TreeRun:
             return self.cut
         return not self.rule.is_reproducible(self.stopped)
 
-    def duplicates(self, mean: float) -> list[tuple[Node, Node, float]]:
+    def copies_from_siblings(self, mean: float) -> list[tuple[Node, Node, float]]:
         """Return (child, sibling, share) for each opened child that copies tokens of a sibling.
 
         This is FlashTTS's DuplicateThenTruncate (Alg. 1): the child begins with a share (0 to 1) of

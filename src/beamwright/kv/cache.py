@@ -238,7 +238,7 @@ class CacheManager:
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
     def count_needed(self, paths: Iterable[Path]) -> None:
-        """Add the tokens that these paths read to `counts`: all, those loaded, those recomputed."""
+        """Count the tokens that these paths read: all, loaded, recomputed (`dropped_tokens`)."""
         for segment, visible, _ in chain.from_iterable(parts_read(path, 0) for path in paths):
             self.counts.needed_tokens += visible
             if segment.restored_by is RestoreKind.LOADED:
@@ -285,9 +285,9 @@ class CacheManager:
                 self._load(segment, "prefetch")
 
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
-        """Start copying full blocks to the host; of sealed (complete) segments also the last block.
+        """Start copying blocks to the host. If it is full, eviction raises the CapacityError later.
 
-        If the host is full, nothing is stored, and a later eviction raises the CapacityError.
+        sealed: the segments will not grow, so their last, partly filled block is copied too.
         """
         with suppress(CapacityError):
             self._store(

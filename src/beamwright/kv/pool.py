@@ -145,7 +145,7 @@ class GroupBlocks:
         """Return the group of recurrent states, of which each takes `num_blocks` blocks.
 
         A row reads only the last state before its own, as with a window of two tokens. No number of
-        tokens fills a block, so a state is not stored on the host before its step is complete.
+        tokens fills a block, so a state is not stored on the host before its step is decoded.
         """
         return cls(1 << 62, 2, num_blocks)
 

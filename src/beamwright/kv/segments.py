@@ -303,6 +303,7 @@ def parts_read(path: Sequence[PathPart], group: int) -> Path:
         if segment.group.window is not None and behind + 1 >= segment.group.window:
             break
         parts.append(PathPart(segment, part.visible, part.own))
+        # The window is measured from the step's first token, so the own part does not count.
         behind += 0 if part.own and not segment.group.state_blocks else part.visible
     return tuple(reversed(parts))
 

@@ -65,7 +65,7 @@ class LocalitySchedule(Schedule):
         if batching == "grouped" or forest.copy_per_beam:
             return None
         parking = choose_parking(view, forest)
-        required = batching == "continuous" or not view.exact
+        required = batching == "continuous" or not view.fixed_lengths
         return parking if required or is_parking_faster(view, forest, groups, parking) else None
 
     def _is_eager(self, need_bytes: int, demand: KVDemand, parking: Parking | None) -> bool:
@@ -141,7 +141,7 @@ def choose_parking(view: ScheduleView, forest: Forest) -> Parking:
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
     spare_s = costs.row_s - costs.state_s  # arithmetic of a row, minus reading its state
-    if spare_s > 0 and view.exact:
+    if spare_s > 0 and view.fixed_lengths:
         read_s = costs.weights_s + costs.byte_s * forest.capacity_bytes / 2
         waves = max(1, round(num_beams / max(_FEWEST_ROWS, read_s / spare_s)))
         if forest.needed_bytes(0, num_beams) <= _WAVE * waves * forest.capacity_bytes:

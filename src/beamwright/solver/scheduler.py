@@ -108,7 +108,7 @@ class RequestScheduler:
             verify_ahead=settings.verify_ahead == "slack",
             listwise=traits_of(verifier).listwise,
             truncation=settings.truncation,
-            patience_s=PATIENCE_S if machinery.remote is not None else None,
+            steps_patience_s=PATIENCE_S if machinery.remote is not None else None,
         )
 
     @property
