@@ -1,10 +1,10 @@
 """Measures accuracy against n: one sample, greedy, votes, best-of-n, beam search, any of n.
 
 It compares a weak and a strong generator under one verifier. By default these are the bundled ones;
-the strong generator is the model the verifier was trained from. Each configuration is an `eval` run
-under `results/accuracy/`, which continues if it was stopped. Best-of-n runs once, with the largest
-n: random streams are keyed by lineage, so its first candidates are those of a smaller run. Prints
-the table and paired differences of docs/log/2026-11.md#weak-and-strong.
+the strong generator is the model that was fine-tuned into the verifier. Each configuration is an
+`eval` run under `results/accuracy/`, which continues if it was stopped. Best-of-n runs once, with
+the largest n: random streams are keyed by lineage, so its first candidates are those of a smaller
+run. Prints the table and paired differences of docs/log/2026-11.md#weak-and-strong.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def speed(found: Found) -> str:
             own, theirs = (cells[n, each]["s / problem"] for each in ("beamwright", side))
             factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
             best = cells[n, side].get("s / problem, best rounds")
-            least = "" if best is None else f"; {best:.2f} by each problem's fastest run"
+            least = "" if best is None else f"; mean of each problem's fastest run: {best:.2f}"
             row[f"n = {n}"] = f"{theirs:.2f}{factor}{least}"
         row["verifier tokens, n = 64"] = f"{cells[64, side]['PRM tokens']:,}"
         rows.append(row)

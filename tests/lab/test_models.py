@@ -188,7 +188,7 @@ def test_all_sides_write_the_same_number_of_tokens_and_the_adapter_is_set_agains
     rows = adapter_speed.measure(str(llama), given)
     sides = ["beamwright, own", "beamwright, transformers", "transformers, prefill once"]
     assert [row["side"] for row in rows] == sides
-    assert rows[1]["adapter's speed / this row's, best"] == rows[1]["median"] == 1.0
+    assert {value for name, value in rows[1].items() if name.endswith("of this row")} == {1.0}
     assert all(row["tok/s, best"] > 0 for row in rows)
     assert "beamwright, own" in shown.speed_rows(rows)
 

@@ -82,12 +82,13 @@ def _sensitivity(found: Found) -> Judged:
     least, most = (end(rows, key=lambda row: row["P+M+S"]) for end in (min, max))
     worst = min(row["P+M+S+L"] / row["P+M+S"] for row in rows)
     ends = (
-        f"{row['P+M+S']:.2f}x (spread {row['spread']}, {row['inherited']} inherited)"
+        f"{row['P+M+S']:.2f}x (spread {row['spread']}, share {row['inherited']})"
         for row in (least, most)
     )
     said = (
-        f"by the spread of log step lengths and the share of a score that is inherited from the "
-        f"parent: {' to '.join(ends)}; with LookAhead, at worst {worst:.2f} of the same speedup"
+        f"the speedup grows with the spread of log step lengths and depends little on the share "
+        f"of a score that is inherited from the parent: {' to '.join(ends)}. LookAhead lowers "
+        f"these speedups by at most {100 * (1 - worst):.0f} %"
     )
     return said, grade(least["P+M+S"] > 1, "partly")
 

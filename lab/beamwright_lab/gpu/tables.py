@@ -57,8 +57,8 @@ def sentence(found: Found) -> str:
     return _wrapped(
         f"On an {card}, with random weights in the shape of a 1.5B model, 64 paths generate "
         f"{_rate(paths[0]):,.0f} tokens a second; {engine} generates {_rate(paths[1]):,.0f}. In a "
-        f"beam search where both engines get half of the KV memory that vLLM would use, Beamwright "
-        f"generates {_rate(half[0]):,.0f} tokens a second and vLLM {_rate(half[1]):,.0f}. "
+        f"beam search, both engines get half of the KV memory that vLLM uses when memory is ample: "
+        f"Beamwright generates {_rate(half[0]):,.0f} tokens a second, vLLM {_rate(half[1]):,.0f}. "
         "Beamwright's tree is the same as with full memory."
     )
 
@@ -91,7 +91,8 @@ def vllm(found: Found) -> str:
 def _beside_row(work: tuple[str, float | None], sides: tuple[Found, Found]) -> Row:
     (what, share), (own, other) = work, sides
     return {
-        "1.5B model": what + (f", {share:.0%} of the KV that vLLM would use" if share else ""),
+        "1.5B model": what
+        + (f", {share:.0%} of the KV that vLLM uses when memory is ample" if share else ""),
         "Beamwright, tokens/s": f"{_rate(own):,.0f}",
         "vLLM, tokens/s": f"{_rate(other):,.0f}",
         "ratio": f"{_rate(own) / _rate(other):.2f}",
@@ -239,11 +240,13 @@ def one_step(found: Found) -> str:
         if step is None:
             return NOTHING
         longer = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
-        waits = ", ".join(f"{1e-3 * w:.0f} ms (kernels ran {1e-3 * b:.0f} ms)" for w, b in longer)
+        waits = ", ".join(
+            f"{1e-3 * w:.0f} ms (other kernels ran in {1e-3 * b:.0f} ms of them)" for w, b in longer
+        )
         said = (
             f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us; their own times add "
-            f"up to {step['busy_us']:,.0f} us. Gap between steps: {step['between_steps_us']} us; "
-            f"longer gaps in the whole search: {waits or 'none'}."
+            f"up to {step['busy_us']:,.0f} us. Decode steps are {step['between_steps_us']} us "
+            f"apart. Longer gaps between steps, added up over the search: {waits or 'none'}."
         )
         return f"{_wrapped(said)}\n\n{_table(step['kernels'][:14])}"
 
@@ -330,7 +333,7 @@ def points(found: Found) -> str:
                     "simulated s": _rounded(simulated.get("simulated_s")),
                     "I/O share": f"{row['io_share']:.3f}",
                     "loaded, GB/s": _rounded(row["h2d_bytes"] / row["time_s"] / 1e9),
-                    "speedup over layer-wise": row["speedup"],
+                    "speedup over layer-wise, in the rounds that both finished": row["speedup"],
                     "the same, layer-wise at the link's peak": _at_peak(row, stage["points"], peak),
                 }
             )

@@ -264,7 +264,7 @@ def figure_13(quick: bool) -> Iterator[Line]:
                 for step in steps
             ]
             found = [each for case in cases if (each := speedup(case, LBS)) is not None]
-            lanes = "x16, that card's own" if link == "nominal" else "x8, the paper's machine"
+            lanes = "x16, the card's maximum" if link == "nominal" else "x8, assumed for this card"
             hit = abs(max(found) / paper - 1) < 0.1
             why = "" if hit else "the paper names no link; our KV budget is what activations leave"
             what = f"LBS as published, speedup: {model}, RTX 3080 Ti, PCIe 4.0 {lanes}"

@@ -96,8 +96,8 @@ def measure(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
             **{"model": model, "side": side, "n": given.n},
             "tok/s, best": round(given.n * given.tokens / timing.min_s, 1),
             "tok/s, median": round(given.n * given.tokens / timing.median_s, 1),
-            "adapter's speed / this row's, best": round(timing.min_s / ours.min_s, 2),
-            "median": round(timing.median_s / ours.median_s, 2),
+            "best tok/s of the adapter / of this row": round(timing.min_s / ours.min_s, 2),
+            "median tok/s of the adapter / of this row": round(timing.median_s / ours.median_s, 2),
             "machine load": f"{before:.1f}-{os.getloadavg()[0]:.1f}",
         }
         for side, timing in timings.items()

@@ -3,7 +3,7 @@ r"""Answer formats (`--answers`): extract the answer from a reply, and decide wh
 Each format is one declaration:
 
 ```python
-@answers("sql", meaning="queries, equal where the verifier saw equal results")
+@answers("sql", meaning="SQL queries; two are equal if their results are equal")
 class Sql(Section):
     def read(self, text): ...
     def key(self, answer, notes): return notes.get("result", answer)
