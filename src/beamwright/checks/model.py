@@ -68,7 +68,7 @@ def _decode(model: TreeModel, token_ids: list[int]) -> torch.Tensor:
             rows = (session.num_rows,)
             states = session.forward(torch.full(rows, token), torch.full(rows, position + offset))
             hidden.append(states[:1])
-        session.store_tokens({0: len(tokens)})
+        session.copy_to_segments({0: len(tokens)})
         session.close()
         path = (*path, PathPart(segment, len(tokens)))
         position, step = position + len(tokens), step + 5

@@ -17,7 +17,7 @@ from contextlib import suppress
 from beamwright.counters import Counters, Progress
 from beamwright.engine.admission import AdmissionQueue, SpeculativeQueue
 from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, WorkingMemory
-from beamwright.engine.chains import Prefill, PrefillUnfinished, complete_paths, has_broken_ancestor
+from beamwright.engine.chains import Prefill, PrefillUnfinished, has_broken_ancestor, prefill_paths
 from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, kv_path, open_rows
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
@@ -318,10 +318,10 @@ class RunningBatch(StepWriter):
     def _add_rows(self, rows: list[Row]) -> None:
         cache = self._cache
         nodes = [row.node for row in rows]
-        held = Lease({}) if cache.never_moves else cache.acquire(self._queue.copies_read(nodes))
+        lease = Lease({}) if cache.never_moves else cache.acquire(self._queue.copies_read(nodes))
         self._queue.cancel_prefetch()
         try:
-            grown = complete_paths(rows, cache, self._prefill, held, self._progress)
+            grown = prefill_paths(rows, cache, self._prefill, lease, self._progress)
             cache.count_needed(map(kv_path, nodes))
             if self._writes_back_early and not rows[0].node.speculative:
                 cache.write_back(grown)
@@ -339,7 +339,7 @@ class RunningBatch(StepWriter):
                 row.unpin_segments()
             raise
         finally:
-            held.keep_only({})
+            lease.keep_only({})
         self.running += rows
         self.counts.admitted += len(rows)
 

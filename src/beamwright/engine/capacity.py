@@ -156,7 +156,7 @@ class Capacity:
         """Copy a share (0 to 1) of a sibling's tokens to an open node, which decodes on from there.
 
         This is FlashTTS's DuplicateThenTruncate. Fewer than two tokens are not copied. The KV of
-        copied tokens is computed when the row joins (`chains.complete_paths`).
+        copied tokens is computed when the row joins (`chains.prefill_paths`).
         """
         source: Node | Row = begun
         tokens, state, row = list(begun.token_ids), state_of(begun), self.get_or_create_row(node)

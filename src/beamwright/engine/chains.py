@@ -49,7 +49,7 @@ class PrefillUnfinished(Exception):
         self.nodes = nodes
 
 
-def complete_paths(
+def prefill_paths(
     rows: Sequence[Row], cache: CacheManager, prefill: Prefill, lease: Lease, progress: Progress
 ) -> list[Segment]:
     """Prefill all tokens of the rows' paths that have no KV yet; return the segments that grew.

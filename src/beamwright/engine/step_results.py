@@ -102,8 +102,8 @@ class PassBuffers:
         """Optional parts of a pass that these rows need; part of the key of a captured pass."""
         return self.sampling.ways, self.wants_top
 
-    def store_results(self, **values: torch.Tensor) -> None:
-        """Store results of the current pass, by name [rows, ...]."""
+    def keep_results(self, **values: torch.Tensor) -> None:
+        """Keep results of the current pass, by name [rows, ...]."""
         for name, result in values.items():
             self.results[name].index_copy_(0, self.index, result.unsqueeze(0))
 

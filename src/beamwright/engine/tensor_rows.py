@@ -142,7 +142,9 @@ class TensorRows:
     @torch.inference_mode()
     def store(self, tokens: Mapping[Row, int]) -> None:
         places = self._places()
-        self._session.store_tokens({places[row]: n for row, n in tokens.items() if row in places})
+        self._session.copy_to_segments(
+            {places[row]: n for row, n in tokens.items() if row in places}
+        )
 
     def _places(self) -> dict[Row, int]:
         return {row: place for place, row in enumerate(self._rows) if row is not None}
@@ -267,7 +269,7 @@ class TensorRows:
     def _compute_pass(self, buffers: PassBuffers) -> None:
         """Compute one token of every row, with tensor operations only (for CUDA graphs)."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
-        buffers.store_results(hidden=hidden)
+        buffers.keep_results(hidden=hidden)
         # Stopped rows are computed too; their positions must stay inside the context.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
         self._sample_tokens(buffers, self._decoder.logits(hidden))
@@ -277,12 +279,12 @@ class TensorRows:
         tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
         )
-        buffers.store_results(
+        buffers.keep_results(
             tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits, buffers.sampling)
         )
         if buffers.wants_top:
             ids, top = likeliest(logits, self.num_tokens)
-            buffers.store_results(top_ids=ids, top_logprobs=top)
+            buffers.keep_results(top_ids=ids, top_logprobs=top)
         buffers.tokens.copy_(tokens)
         buffers.index.add_(1)
 

@@ -30,17 +30,17 @@ class _OpenRow:
     """One row of a session: its path, the segment of its current step, and its lengths.
 
     flushed: number of the step's tokens that attention reads from blocks.
-    held: number of newer tokens, which attention reads from the tail.
+    in_tail: number of newer tokens, which attention reads from the tail.
     """
 
     path: Path
     segment: Segment
     flushed: int
-    held: int
+    in_tail: int
 
     @property
     def num_tokens(self) -> int:
-        return self.flushed + self.held
+        return self.flushed + self.in_tail
 
 
 def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
@@ -53,7 +53,7 @@ class DecodeSession:
     """Rows that are decoded together. Rows join and leave between calls.
 
     The batch is padded (`pad`) with rows that own no segment. Attention reads a row's newest tokens
-    from the tail. `store_tokens` also copies them to the row's segment, so that their KV can be
+    from the tail. `copy_to_segments` also copies them to the row's segment, so that their KV can be
     written back to the host while decoding continues (LBS section 4.1).
 
     Call `forward` for one token per row. For several tokens call `prepare` once, then `compute` and
@@ -125,9 +125,9 @@ class DecodeSession:
         """
         fresh = []
         for path, segment in zip(paths, segments, strict=True):
-            # `held` depends only on the length, so a preempted row continues with the same sums.
-            held = segment.length % self._backend.tail_tokens
-            fresh.append(_OpenRow(path, segment, segment.length - held, held))
+            # `in_tail` depends only on the length, so a preempted row continues with the same sums.
+            in_tail = segment.length % self._backend.tail_tokens
+            fresh.append(_OpenRow(path, segment, segment.length - in_tail, in_tail))
         rows = [*(self._rows[row] for row in kept), *fresh]
         num_rows = self.pad(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
@@ -136,7 +136,7 @@ class DecodeSession:
         self._view.wait_for_threads()
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
-            if row.held and not self._in_blocks:
+            if row.in_tail and not self._in_blocks:
                 tokens = self._store.read_tokens(row.segment, row.flushed, row.num_tokens)
                 self._tail.restore(place, tokens)
         compacts = self._view is not _CLOSED and not fresh and len(index) == num_rows
@@ -181,7 +181,7 @@ class DecodeSession:
     def max_tokens(self) -> int:
         """Return how many tokens every row can decode before the next `prepare`; at least one."""
         capacity = self._backend.tail_tokens
-        return min(capacity - row.held % capacity for row in self._rows if row is not None)
+        return min(capacity - row.in_tail % capacity for row in self._rows if row is not None)
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Compute one token per row from ids and positions [rows]; return [rows, hidden].
@@ -204,17 +204,17 @@ class DecodeSession:
         already have the blocks.
         """
         capacity = self._backend.tail_tokens
-        full = {i: row for i, row in enumerate(self._rows) if row and row.held == capacity}
+        full = {i: row for i, row in enumerate(self._rows) if row and row.in_tail == capacity}
         if full:
-            self.store_tokens({place: row.num_tokens for place, row in full.items()})
+            self.copy_to_segments({place: row.num_tokens for place, row in full.items()})
             for row in full.values():
-                row.flushed, row.held = row.num_tokens, 0
+                row.flushed, row.in_tail = row.num_tokens, 0
         if relocated := self._known_moves != self._store.num_relocated:
             self._known_moves, self._states = self._store.num_relocated, None
         if full or (relocated and self._backend.holds_block_numbers):
             self._open_view()
         self._set_query_rows(None)
-        lengths = [row.held if row is not None else None for row in self._rows]
+        lengths = [row.in_tail if row is not None else None for row in self._rows]
         self._view.wait_for_threads()
         self._tail.set_segments([None if r is None else (r.segment, r.flushed) for r in self._rows])
         self._tail.set_lengths(lengths, max_tokens)
@@ -226,7 +226,7 @@ class DecodeSession:
         """Return whether each row has room for `num_tokens` more; reserve only free blocks."""
         if self._in_blocks:
             rows = [row for row in self._rows if row is not None]
-            wanted = {row.segment: row.flushed + row.held + num_tokens for row in rows}
+            wanted = {row.segment: row.flushed + row.in_tail + num_tokens for row in rows}
             if not self._store.has_free_blocks({}, wanted):
                 return False
             self._store.reserve(wanted)
@@ -256,13 +256,13 @@ class DecodeSession:
             A token attends to the row's earlier new tokens too.
         written: (index into `some`, row, ahead) for each token whose KV is stored in a tail.
         """
-        held = [row.held if row is not None else 0 for row in self._rows]
+        in_tail = [row.in_tail if row is not None else 0 for row in self._rows]
         padding = padded_rows(len(some), self._decoder.least_rows) - len(some)
         rows, ahead, *given = zip(*some, *[some[0]] * padding, strict=True)
-        places = [held[row] + count for row, count in zip(rows, ahead, strict=True)]
+        places = [in_tail[row] + count for row, count in zip(rows, ahead, strict=True)]
         columns = torch.tensor([rows, places, *given], device=self._decoder.device)
         index, where, ids, positions = columns
-        copied = torch.tensor([(at, row, held[row] + n) for at, row, n in written])
+        copied = torch.tensor([(at, row, in_tail[row] + n) for at, row, n in written])
         tail = cast(RowTails, self._tail)  # a backend that `sets_query_rows` has this kind of tail
         tail.begin_multi_token_pass(index, where, copied.T.to(self._decoder.device))
         self._set_query_rows(rows, index)
@@ -277,9 +277,9 @@ class DecodeSession:
         """
         for place, row in enumerate(self._rows):
             if row is not None:
-                row.held += 1 if num_tokens is None else num_tokens.get(place, 0)
+                row.in_tail += 1 if num_tokens is None else num_tokens.get(place, 0)
 
-    def store_tokens(self, num_tokens: Mapping[int, int]) -> None:
+    def copy_to_segments(self, num_tokens: Mapping[int, int]) -> None:
         """Copy tail tokens to segments, until the segment of row i has `num_tokens[i]` tokens.
 
         Raises:
