@@ -43,7 +43,7 @@ def admission(explore="continuous", in_flight=None, room=2**20, host=None, **set
         bytes_per_token=10,
         budget=SimpleNamespace(total_bytes=room),
         bytes_per_block=80,
-        groups=[SimpleNamespace(fixed=0)],
+        groups=[SimpleNamespace(state_blocks=0)],
     )
     tier = None
     if host is not None:

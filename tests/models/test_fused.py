@@ -17,7 +17,7 @@ from beamwright.models.dense import Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
 from beamwright.models.load import load_model
 from beamwright.models.streaming import StreamedLinear
-from beamwright.models.trials import Streaming
+from beamwright.models.trials import KernelChooser
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings
 from engines import random_decoder
@@ -240,5 +240,5 @@ def test_reference_attention_is_for_those_who_want_no_kernels(monkeypatch):
         made.append(load_model(model, settings).decoder._fused)
     assert made == [fused, None]
     packs = [packer(Storage.PLAIN, torch.float16, "cuda", kernels=each) for each in (True, False)]
-    assert isinstance(packs[0], Streaming)
+    assert isinstance(packs[0], KernelChooser)
     assert packs[1] is prepack

@@ -161,7 +161,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped, CapacityError])
 @pytest.mark.parametrize(
-    "place", ["forward", "drop", "prepare", "arrange", "_open_view", "compaction"]
+    "place", ["forward", "drop_rows", "prepare", "arrange_rows", "_open_view", "compaction"]
 )
 def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkeypatch, kind, place):
     judge = judge_of(random_judge)
@@ -174,10 +174,10 @@ def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkey
     def fail_later(session, kept, *joining):
         return fail() if kept else real(session, kept, *joining)
 
-    real = DecodeSession.arrange
+    real = DecodeSession.arrange_rows
     with monkeypatch.context() as patch:
         if place == "compaction":
-            patch.setattr(DecodeSession, "arrange", fail_later)
+            patch.setattr(DecodeSession, "arrange_rows", fail_later)
         else:
             patch.setattr(DecodeSession, place, fail)
         with pytest.raises(kind):

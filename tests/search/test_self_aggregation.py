@@ -6,7 +6,7 @@ from beamwright import Solver
 from beamwright.errors import InputError
 from beamwright.protocols import Ask, EndSearch, Extend, FinishPath
 from beamwright.search import make_strategy
-from beamwright.search.aggregate import last_generation
+from beamwright.search.self_aggregation import last_generation
 from beamwright.search.synthesis import Synthesis, is_synthesis
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason, Turn
