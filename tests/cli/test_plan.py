@@ -100,7 +100,9 @@ def test_the_profiles_are_listed(cli):
 
 def test_the_cuda_device_of_this_machine_is_the_default(cli, monkeypatch):
     def device(name, gib):
-        monkeypatch.setattr("beamwright.cli.machine.cuda_device", lambda: (name, gib * GIB))
+        monkeypatch.setattr(
+            "beamwright.cli.machine.cuda_name_and_memory", lambda: (name, gib * GIB)
+        )
 
     device("NVIDIA GeForce RTX 3060", 11)
     report = cli("plan", "--model", "qwen2.5-1.5b", "--json").json

@@ -7,7 +7,7 @@ from beamwright.attention.protocols import AttentionView
 from beamwright.kv.codes import dequantise, hadamard, quantise, round_to_grid
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
-from beamwright.models.decoder import RoundedView
+from beamwright.models.decoder import QuantisingView
 from engines import random_decoder
 
 KINDS = ["int8", "fp8"]
@@ -83,7 +83,7 @@ def test_a_row_is_turned_alike_in_any_batch(head_dim, dtype):
     size = f"layers=1,hidden=32,heads=4,kv_heads=4,intermediate=8,vocab=8,head_dim={head_dim}"
     decoder = random_decoder(f"llama,{size},context=64", dtype)
     decoder.set_kv_dtype("int8")
-    view = RoundedView(AttentionView(), decoder)
+    view = QuantisingView(AttentionView(), decoder)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(1024, 4, head_dim, generator=generator).to(dtype)
     whole = view.rotate(vectors)

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 import fakes
 from beamwright.attention import make_attention
-from beamwright.engine.graphs import capture_passes
+from beamwright.engine.graphs import capture_prefills
 from beamwright.kv.segments import PathPart
 from beamwright.models import fused, packed
 from beamwright.models.load import load_model
@@ -79,7 +79,7 @@ def test_cuda_graphs_have_the_bits_of_plain_passes():
     """Both padded: these products, in float32 by the library, follow the batch."""
     called, model, failures = make_model(), make_model(), []
     called.capture(Replay())
-    capture_passes("auto", model, failures.append)
+    capture_prefills("auto", model, failures.append)
     assert equal(passes(model), passes(called))
     assert model.captured.replay._graphs
     assert not failures

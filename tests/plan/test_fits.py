@@ -7,7 +7,7 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline, Storage
-from beamwright.plan.fits import Scorer, max_beams_in_gpu, resident_need, with_mark_tokens
+from beamwright.plan.fits import Scorer, max_beams_in_gpu, resident_kv_need, with_mark_tokens
 from beamwright.plan.times import Totals, add_verifier_costs, estimate
 from beamwright.plan.workload import tree_steps
 
@@ -28,7 +28,7 @@ def plan(opt, gpu, paper):
 
 def test_max_beams_is_the_last_number_that_nearly_always_fits(opt, paper):
     def need(num_beams):
-        return resident_need(paper(num_beams=num_beams, width=4), opt).generator
+        return resident_kv_need(paper(num_beams=num_beams, width=4), opt).generator
 
     most = max_beams_in_gpu(paper(width=4), opt, 7 * GIB)
     assert most % 4 == 0
@@ -56,7 +56,7 @@ def test_states_are_held_beside_kv(gpu, paper):
     """Of 64 rows and of the 32 nodes that they began from; weights are read for each group."""
     hybrid = ModelCosts.of(NAMED_SHAPES["qwen3.5-27b"], 2, Storage.INT4)
     needs = [
-        resident_need(paper(), model).generator
+        resident_kv_need(paper(), model).generator
         for model in (hybrid, replace(hybrid, state_bytes=0))
     ]
     least = needs[0].worst

@@ -143,7 +143,7 @@ def test_what_contradicts_itself_is_one_line(fields, param, said):
 
 
 def test_the_search_object_is_asked_last():
-    reader = RequestReader("m", SearchSettings(), ServerLimits(), context=1024)
+    reader = RequestReader("m", SearchSettings(), ServerLimits(), thought_base_tokens=1024)
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "reasoning_effort": "low"}
     for more, thinking in (({}, 128), ({"search": {"thinking": 9}}, 9)):
         job = reader.make_job(parsed(ChatFields, {**body, **more}), "?")

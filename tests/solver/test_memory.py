@@ -178,7 +178,7 @@ def test_a_hybrid_has_as_many_rows_at_a_time_as_states(verifier):
     plan = plan_memory(MemorySettings(memory=beside), hybrid, None, 16, in_place=True)
     assert plan.kv_bytes >= GIB
     needs = memory.longest_path_bytes(Settings(), [hybrid], 100)
-    assert needs[0] >= 2 * hybrid.state, "its own, and its parent's"
+    assert needs[0] >= 2 * hybrid.state_bytes, "its own, and its parent's"
 
 
 # --- what is refused --------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from rich.console import Console
 from beamwright.cli.machine import (
     GPU,
     LIST,
+    EstimateModels,
     Machine,
-    Models,
     find_machine,
     print_profiles,
     read_models,
@@ -331,7 +331,7 @@ def _with_states(compared: _Compared, settings: Settings) -> _Compared:
 
 def _simulate(
     case: Case,
-    models: Models,
+    models: EstimateModels,
     plan: MemoryPlan,
     layout: Layout,
     schedule: ScheduleSettings,
@@ -375,7 +375,7 @@ def _simulate(
 def _simulate_sparse(
     asked: SparseSettings,
     case: Case,
-    models: Models,
+    models: EstimateModels,
     plan: MemoryPlan,
     others: Mapping[str, Mapping[str, Any] | None],
 ) -> dict[str, Any] | None:
@@ -407,7 +407,7 @@ def _simulate_sparse(
 
 
 def _simulate_on_engine(
-    name: str, case: Case, models: Models, plan: MemoryPlan, progress: Progress
+    name: str, case: Case, models: EstimateModels, plan: MemoryPlan, progress: Progress
 ) -> dict[str, Any] | None:
     """Simulate the search on an engine, reading KV per row and once; None if it does not fit."""
     from beamwright_lab.simulator.engines import EngineCase, simulate_engine

@@ -72,7 +72,7 @@ def find_machine(name: str | None) -> Machine:
     if name is not None:
         return _known(find_profile(name))
     instead = f"figures are for {DEFAULT_PROFILE}. --gpu list shows other profiles."
-    device = cuda_device()
+    device = cuda_name_and_memory()
     if device is None:
         why = f"no --gpu given and no CUDA device found: {instead}"
         return _known(find_profile(DEFAULT_PROFILE), why)
@@ -89,7 +89,7 @@ def _known(profile: HardwareProfile, why: str | None = None) -> Machine:
     return Machine(profile, _source_of(profile.name), why)
 
 
-def cuda_device() -> tuple[str, int] | None:
+def cuda_name_and_memory() -> tuple[str, int] | None:
     """Return the name and the memory in bytes of the first CUDA device; None without one."""
     import torch
 
@@ -145,7 +145,7 @@ class SizedModel:
 
 
 @dataclass(frozen=True)
-class Models:
+class EstimateModels:
     """Generator and verifier of an estimate. profile: the machine in the models' precision."""
 
     generator: SizedModel
@@ -170,7 +170,7 @@ class Models:
         return {"in_place": self.generator.costs.state_bytes > 0, "step_tokens": None}
 
 
-def read_models(settings: Settings, machine: Machine) -> Models:
+def read_models(settings: Settings, machine: Machine) -> EstimateModels:
     """Return the sizes of the models that the settings name, without reading any weights.
 
     Raises:
@@ -205,14 +205,14 @@ def read_models(settings: Settings, machine: Machine) -> Models:
         options = "--verifier-weights, --split and --verifiers"
         raise InputError(f"{options} have no effect if --verifier is not a model; leave them out")
     here = for_element_bytes(profile, element_bytes)
-    return Models(generator, verifier, with_cuda_graphs(here) if _is_card(here) else here)
+    return EstimateModels(generator, verifier, with_cuda_graphs(here) if _is_card(here) else here)
 
 
 def _is_card(profile: HardwareProfile) -> bool:
     return profile.name in CARDS or profile.name == CUSTOM
 
 
-def split_memory(settings: Settings, models: Models) -> tuple[int, MemoryPlan]:
+def split_memory(settings: Settings, models: EstimateModels) -> tuple[int, MemoryPlan]:
     """Return the limit of a search's device memory in bytes, and its memory plan.
 
     `solve` makes the same plan for this limit. On a GPU, the limit leaves `_RESERVED_BYTES` to CUDA

@@ -16,8 +16,8 @@ from rich.table import Table
 from beamwright.cli.machine import (
     GPU,
     LIST,
+    EstimateModels,
     Machine,
-    Models,
     SizedModel,
     find_machine,
     print_profiles,
@@ -37,7 +37,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.hf_config import find_shape
 from beamwright.plan.costs import Roofline
-from beamwright.plan.fits import ResidentNeed, Scorer, max_beams_in_gpu, resident_need
+from beamwright.plan.fits import ResidentKVNeed, Scorer, max_beams_in_gpu, resident_kv_need
 from beamwright.plan.machines import cpu_profile, for_element_bytes
 from beamwright.plan.sparse import SparseChoice, choose_sparse
 from beamwright.plan.times import estimate
@@ -117,7 +117,7 @@ def _report(
         most = min(most, workload.num_beams - workload.width)
         has_tier = estimates["locality/tree"].time_s is not None
         advice = _advice(settings, machine, workload, most, has_tier=has_tier)
-    need = resident_need(workload, costs, scorer)
+    need = resident_kv_need(workload, costs, scorer)
     mean_fits = need.generator.mean <= budget
     mean_fits = mean_fits and (scorer is None or need.verifier.mean <= scorer.kv_budget_bytes)
     return {
@@ -145,7 +145,7 @@ def _report(
     }
 
 
-def _budgets(settings: Settings, models: Models) -> tuple[int, MemoryPlan, Scorer | None]:
+def _budgets(settings: Settings, models: EstimateModels) -> tuple[int, MemoryPlan, Scorer | None]:
     """Return the memory limit, the KV budgets, and the verifier with its KV budget.
 
     The last value is None without a verifier. Parallel verifiers share their KV equally.
@@ -160,7 +160,7 @@ def _budgets(settings: Settings, models: Models) -> tuple[int, MemoryPlan, Score
 def _sparse(
     settings: Settings,
     machine: Machine,
-    models: Models,
+    models: EstimateModels,
     workload: Workload,
     budget: int,
     scorer: Scorer | None,
@@ -231,9 +231,9 @@ def _advice(
 
 def _memory_report(
     settings: Settings,
-    models: Models,
+    models: EstimateModels,
     workload: Workload,
-    need: ResidentNeed,
+    need: ResidentKVNeed,
     limit: int,
     kv_bytes: int,
 ) -> dict[str, Any]:

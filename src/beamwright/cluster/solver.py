@@ -65,9 +65,9 @@ HEARTBEAT_S = 2.0
 # Seconds without a live replica after which `solve_many` fails, or twice a replica's loading time.
 _ABSENT_S = 60.0
 
-# Number of candidates to keep on each replica with decoupled exploration, whose batch has no usual
-# number of rows.
-_DECOUPLED_ROWS = 1024
+# With decoupled exploration, `solve_many` keeps searches with this many paths in total at each
+# replica; with other explorations, searches with `USUAL_ROWS` paths.
+_DECOUPLED_PATHS = 1024
 
 # Seconds between two checks by `solve_many` that a replica is alive.
 _WAIT_S = 1.0
@@ -392,7 +392,7 @@ class ClusterSolver:
         n, most = self.settings.search.n, self._in_flight
         if most is None:
             decoupled = self.settings.schedule.explore == "decoupled"
-            most = -(-(_DECOUPLED_ROWS if decoupled else USUAL_ROWS) // n)
+            most = -(-(_DECOUPLED_PATHS if decoupled else USUAL_ROWS) // n)
         return (most + 1) * max(1, len(self.roster.replicas()))
 
     def _begin(self, search: RemoteSearch, handle: Handle) -> None:

@@ -46,7 +46,7 @@ class Aside:
 
     @property
     def stopped(self) -> bool:
-        """True if no further token is generated."""
+        """True if no further token of this aside is generated."""
         return self.ended or len(self.token_ids) >= self.limit
 
     def restart(self) -> None:

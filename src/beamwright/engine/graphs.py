@@ -148,7 +148,7 @@ def make_replay(
     return Replay() if graphs == "on" else None
 
 
-def capture_passes(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> None:
+def capture_prefills(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> None:
     """Capture this model's prefills too, if its decode passes can be captured."""
     replay = make_replay(graphs, model, on_failure, priority=0)
     if replay is not None:

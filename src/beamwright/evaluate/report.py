@@ -192,7 +192,8 @@ def name_runs(runs: Sequence[EvaluatedRun]) -> tuple[list[str], dict[str, str]]:
                 common[option] = repr(values[0]) if "\n" in str(values[0]) else str(values[0])
         elif key not in ("search.search", "search.n"):
             for number, value in enumerate(values):
-                if value is not None:  # of a model's path, show the last part
+                if value is not None:
+                    # A folder, such as a model's, is shown by its last component.
                     names[number] += f", {option} {str(value).rstrip('/').rpartition('/')[2]}"
     return names, common
 

@@ -416,7 +416,7 @@ class CacheManager:
                 self._load(segment, kind)
 
     def _load(self, segment: Segment, kind: str) -> None:
-        """Start loading one more copy of a segment from the host."""
+        """Start loading a segment from the host into new blocks: one more of `segment.copies`."""
         assert self.host is not None
         blocks = self._alloc(segment.blocks_for(segment.length))
         if not segment.copies:

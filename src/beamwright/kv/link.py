@@ -302,7 +302,7 @@ class StreamLink:
         self._streams.close()
         for transfer in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                transfer.cancel(self.wire)  # `unmoved` is then not 0 if no copy had begun
+                transfer.cancel(self.wire)  # sets `unmoved`: the bytes cancelled before they moved
                 if transfer.unmoved:
                     transfer.state = TransferState.CANCELLED
         self._update_ended([])

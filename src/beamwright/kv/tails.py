@@ -62,8 +62,8 @@ def padded_path(count: int, head_dim: int) -> int:
 class SessionTail(Protocol):
     """Interface to the newest KV of a batch's rows, in all groups of layers.
 
-    `RowTails` keeps this KV in a buffer, `attention.kernels.own` writes it directly to blocks, and
-    `attention.groups` combines the tails of several groups.
+    `RowTails` keeps this KV in a buffer, `attention.kernels.own_blocks` writes it directly to
+    blocks, and `attention.groups` combines the tails of several groups.
     """
 
     @property

@@ -329,7 +329,11 @@ class AdaptedDecoder(Decoder):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The shape (with the family's name), dtype, device and forms of the projections."""
+        """Key of self-test results, equal for models whose passes run the same kernels.
+
+        It holds the model's shape (with the family's name), the kernels of the projections, dtype,
+        device, rows per tile and KV dtype.
+        """
         kinds = {_kernel_keys(layer) for layer in self._layers}
         how = self.dtype, self.device, self.tile_rows, self.kv_dtype
         return self.shape, frozenset(kinds), *how

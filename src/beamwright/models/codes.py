@@ -156,9 +156,10 @@ def sum_codes(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the products [OUTPUTS, ROWS], summed over the columns `first` to `last` - 1.
+    """Return weight * rows [OUTPUTS, ROWS], with the weight dequantised on the fly.
 
-    The sums are added 16 columns at a time, in the same order as with plain weights.
+    The products are summed over the columns `first` to `last` - 1, 16 columns at a time, in the
+    same order as with plain weights.
     x: pointer to the first of ROWS rows; `real` [ROWS] masks out padding rows.
     place: the indices of the outputs [OUTPUTS].
     """

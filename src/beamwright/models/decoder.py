@@ -186,7 +186,7 @@ class RotaryTables:
         self.cos, self.sin = map(torch.cat, zip(*tables, strict=True))
 
 
-class RoundedView(AttentionView):
+class QuantisingView(AttentionView):
     """An attention view that rounds keys and values to the 8-bit numbers that will be stored.
 
     Keys and values are rounded once, before attention reads them. So attention reads the same
@@ -288,7 +288,7 @@ class Decoder(Protocol):
             None: all tokens.
         """
         if self.kv_dtype != "auto":
-            view = RoundedView(view, self)
+            view = QuantisingView(view, self)
         return self.forward(token_ids, positions, view, read)
 
     def forward(

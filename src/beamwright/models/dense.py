@@ -204,9 +204,10 @@ class DenseDecoder(Decoder):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The sizes, dtype, device and forms of the projections: what selects the kernels.
+        """Key of self-test results, equal for models whose passes run the same kernels.
 
-        The number of layers and the values of weights do not matter.
+        It holds the sizes of a layer, the kernels of the projections, dtype, device, rows per tile
+        and KV dtype. The number of layers and the values of weights do not matter.
         """
         forms = {_kernel_keys(layer) for layer in self.weights.layers}
         head = self.weights.lm_head.kernel_key if self.shape.has_lm_head else ()

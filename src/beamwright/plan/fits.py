@@ -49,7 +49,7 @@ def with_mark_tokens(workload: Workload) -> Workload:
 
 
 @dataclass(frozen=True)
-class ResidentNeed:
+class ResidentKVNeed:
     """Device bytes of one search if all KV and recurrent states stay on the device.
 
     Paths share the KV of their prefixes. verifier: 0 if there is no verifier.
@@ -71,12 +71,12 @@ class ResidentNeed:
         return min(verdicts, key=_ORDER.index)
 
 
-def resident_need(
+def resident_kv_need(
     workload: Workload,
     model: ModelCosts,
     scorer: Scorer | None = None,
     nodes_of: Callable[[Workload], Counts] = sampled_nodes,
-) -> ResidentNeed:
+) -> ResidentKVNeed:
     """Return the device bytes that one search needs if no KV is offloaded.
 
     nodes_of: the source of node counts: sampled searches, or the expected tree (`expected_nodes`).
@@ -85,7 +85,9 @@ def resident_need(
     states = workload.num_states(workload.num_beams) * model.state_bytes
     generator = peak_tokens(workload, num_nodes).scaled(model.kv_bytes_per_token, states)
     scored = peak_tokens(with_mark_tokens(workload), num_nodes)
-    return ResidentNeed(generator, scored.scaled(scorer.model.kv_bytes_per_token if scorer else 0))
+    return ResidentKVNeed(
+        generator, scored.scaled(scorer.model.kv_bytes_per_token if scorer else 0)
+    )
 
 
 def max_beams_in_gpu(
@@ -106,7 +108,7 @@ def max_beams_in_gpu(
         spread: factor on the expected KV, not on recurrent states, whose number is certain.
         """
         wide = wider(num_families)
-        need = resident_need(wide, model, scorer, expected_nodes)
+        need = resident_kv_need(wide, model, scorer, expected_nodes)
         states = wide.num_states(wide.num_beams) * model.state_bytes
         full = (states + spread * (need.generator.mean - states)) / kv_budget_bytes
         scored = spread * need.verifier.mean

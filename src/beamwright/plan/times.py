@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.plan.costs import CHUNK_TOKENS, ModelCosts, Roofline
-from beamwright.plan.fits import Fit, Scorer, resident_need, with_mark_tokens
+from beamwright.plan.fits import Fit, Scorer, resident_kv_need, with_mark_tokens
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import TreeStep, Workload, tree_steps
 from beamwright.protocols import Direction
@@ -94,7 +94,7 @@ def estimate(
         each = Estimate(fit == "fits", fit == "borderline", time_s, prefill_s, limited_by=by)
         return replace(each, io_share=totals.stall_s / time_s, **sums)
 
-    resident = resident_need(workload, model, scorer).fit(kv_budget_bytes, scorer)
+    resident = resident_kv_need(workload, model, scorer).fit(kv_budget_bytes, scorer)
     grouped: Fit = "fits" if _holds_a_path(workload, scorer) else "no"
     return {
         "in-gpu/tree": figures(resident, math.inf),

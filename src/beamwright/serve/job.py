@@ -244,14 +244,15 @@ class RequestReader:
 
     name: the generator's name. search: the search settings of the server's recipe.
     seed: seed of searches that request none; None for a random seed per search.
-    context: the model's context length; None if the model does not mark thoughts.
+    thought_base_tokens: the model's context length, of which a reasoning effort allows a share for
+        thoughts; None if the model does not mark thoughts.
     """
 
     name: str
     search: SearchSettings
     limits: ServerLimits
     seed: int | None = None
-    context: int | None = None
+    thought_base_tokens: int | None = None
 
     def models(self) -> list[str]:
         """Return all model names that a request may use, the recipe's name first."""
@@ -292,7 +293,7 @@ class RequestReader:
             log-probabilities at all.
         """
         options = self.options(fields.model, fields.effort)
-        if (thinking := thinking_option(fields, self.context, max_tokens)) is not None:
+        if (thinking := thinking_option(fields, self.thought_base_tokens, max_tokens)) is not None:
             options["thinking"] = thinking
         options |= _search_options(fields.search)
         given = {name: getattr(fields, name) for name in ("temperature", "top_p", "min_p")}
@@ -404,11 +405,12 @@ _SHARES = {"minimal": 1 / 32, "low": 1 / 8, "high": 1 / 2, "xhigh": 3 / 4}
 
 
 def thinking_option(
-    fields: Fields, context: int | None, max_tokens: int | None = None
+    fields: Fields, thought_base_tokens: int | None, max_tokens: int | None = None
 ) -> str | int | None:
     """Return the value of `--thinking` for a request; None leaves the server's own setting.
 
-    context: the model's context length; None if the model does not mark thoughts.
+    thought_base_tokens: the model's context length, of which a reasoning effort allows a share for
+        thoughts; None if the model does not mark thoughts.
     max_tokens: maximum number of a reply's tokens.
 
     Raises:
@@ -421,19 +423,19 @@ def thinking_option(
         given["reasoning.max_tokens"] = asked.max_tokens
     if given:
         name, tokens = next(iter(given.items()))
-        if context is None:
+        if thought_base_tokens is None:
             raise ApiError(400, f"{name}: this model does not mark thoughts", name, "unsupported")
         if len(set(given.values())) > 1:
             raise ApiError(400, f"{' and '.join(given)} differ; send one of them", name)
         if off and tokens:
             raise ApiError(400, f"{name} is {tokens}, but {off}; remove one of them", name)
         return "on" if tokens < 0 else tokens or "off"
-    if context is None:
+    if thought_base_tokens is None:
         return None
     if off:
         return "off"
     if share := _SHARES.get(fields.effort or ""):
-        return max(1, int(min(context, max_tokens or context) * share))
+        return max(1, int(min(thought_base_tokens, max_tokens or thought_base_tokens) * share))
     return "on" if asked is not None and asked.enabled else None
 
 

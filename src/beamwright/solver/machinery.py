@@ -18,7 +18,7 @@ from beamwright.attention.protocols import AttentionBackend
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.graphs import capture_passes
+from beamwright.engine.graphs import capture_prefills
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.row import Decoding
 from beamwright.engine.selftest import kernel_key, set_least_rows
@@ -258,7 +258,7 @@ class Machinery:
         """Create the writer of steps: the running batch, or the client of a remote server."""
         settings, stats, remote = self.settings, self.token_stats, self.remote
         for model in self.tree_models:
-            capture_passes(settings.schedule.graphs, model, self.not_captured.append)
+            capture_prefills(settings.schedule.graphs, model, self.not_captured.append)
         if remote is None:
             assert self.generator is not None
             costs = replace(self.sizes[0], storage=Storage.PLAIN).costs

@@ -79,14 +79,14 @@ class ModelBytes:
         return self.shape.kv_bytes_per_token(self.element_bytes, self.kv_dtype)
 
     @property
-    def state(self) -> int:
+    def state_bytes(self) -> int:
         """Bytes of one row's recurrent states in all recurrent layers together."""
         return self.shape.state_bytes(self.element_bytes)
 
     @property
     def held_per_token(self) -> int:
         """Bytes that one token of a tree occupies: its KV and its share of a recurrent state."""
-        return self.kv_per_token + self.state // _TOKENS_OF_A_ROW
+        return self.kv_per_token + self.state_bytes // _TOKENS_OF_A_ROW
 
     @property
     def read_per_token(self) -> int:
@@ -231,7 +231,7 @@ def plan_memory(
         copies = left - left * 1000 // _with_copies(models, 1000)
         if in_place:
             row = generator.partials(1)
-            of_states = left * row // (row + generator.state)
+            of_states = left * row // (row + generator.state_bytes)
             copies = min(copies, of_states, max(model.partials(num_rows) for model in models))
         kv_bytes = left - copies
         if kv_bytes <= 0:
@@ -254,9 +254,9 @@ def _rows_at_a_time(
     left = free_bytes
     if memory is not None:
         left = memory - sum(model.weights for model in models)
-    if not models[0].state or left is None:
+    if not models[0].state_bytes or left is None:
         return num_rows
-    return max(1, min(num_rows, left // models[0].state))
+    return max(1, min(num_rows, left // models[0].state_bytes))
 
 
 def weights_and_activations(
@@ -264,9 +264,9 @@ def weights_and_activations(
 ) -> tuple[int, int]:
     """Return the bytes of all weights, and the bytes of activations.
 
-    If the models run in turns, only the larger model's activations count. With `at_once` or with
-    several verifiers, the sum of both models counts. Set `at_once` if steps are captured as CUDA
-    graphs: graphs hold memory while the other model computes. Their own bytes are added, too.
+    Models that run in turns share memory, so only the larger activations count. With several
+    verifiers or `at_once`, all activations are added. Set `at_once` if steps are captured as CUDA
+    graphs, which hold memory while another model computes; the graphs' own bytes are then added.
     """
     needs = [model.parts * model.activations(num_rows) for model in models]
     captured = sum(model.parts * model.captured for model in models) if at_once else 0
@@ -369,7 +369,7 @@ def longest_path_bytes(
         reached = tokens if window is None else min(tokens, window + 2 * step.longest)
         path = min(blocks(reached, num_steps, size), num_steps * -(-step.longest // size) + turns)
         num_blocks += -(-prompt_tokens // size) + path + 1
-    num_blocks += 2 * -(-generator.state // generator.block_bytes)
+    num_blocks += 2 * -(-generator.state_bytes // generator.block_bytes)
     needs.append(num_blocks * generator.block_bytes)
     for verifier in models[1:]:
         # A step may change how the end of its parent is tokenised. The changed tokens are then

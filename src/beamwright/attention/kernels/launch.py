@@ -18,7 +18,7 @@ from beamwright.attention.kernels import (
     is_hopper,
     is_interpreted,
 )
-from beamwright.attention.kernels.own import OwnBlocks
+from beamwright.attention.kernels.own_blocks import OwnBlocks
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
 from beamwright.attention.kernels.worklist import (
     HeadLayout,

@@ -21,7 +21,7 @@ from beamwright.attention.kernels.launch import (
     prefill_attention,
     tile_of_prefill,
 )
-from beamwright.attention.kernels.own import OwnBlocks
+from beamwright.attention.kernels.own_blocks import OwnBlocks
 from beamwright.attention.kernels.worklist import (
     Cuts,
     DecodeWork,
@@ -41,7 +41,7 @@ from beamwright.kv.store import KVReader, SegmentStore
 from beamwright.plan.costs import ROW_PARTS
 
 _LEAST_ROWS, _LEAST_ITEMS = 64, 256
-_ROW_ENTRIES = 64  # entries reserved per row, enough if rows share much of their paths
+_ROW_ENTRIES = 64  # work-list entries reserved per row, enough if rows share much of their paths
 
 
 class KernelWorkspace:
