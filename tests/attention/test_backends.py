@@ -7,7 +7,7 @@ import torch
 
 from attention.conftest import Batch, largest_difference, plain_softmax
 from beamwright.attention import BACKENDS, make_attention
-from beamwright.attention.shared import tokens_after
+from beamwright.attention.buckets import tokens_after
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 KINDS = {

@@ -7,7 +7,7 @@ import torch
 
 from beamwright.engine import tensor_rows
 from beamwright.engine.graphs import CudaGraphReplay
-from beamwright.models.packed import Replay
+from beamwright.models.prefill_passes import Replay
 from engines import PROBLEM, assert_nothing_allocated, grow
 from tape import FixedAttention, HostReadError, put_on_tape
 

@@ -19,7 +19,7 @@ from beamwright.search.answers import Mathematics
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, StopSettings
-from beamwright.solver.describe import candidate_of, complete_nodes, final_nodes
+from beamwright.solver.solution_maker import candidate_of, complete_nodes, final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.units import parse_duration
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree

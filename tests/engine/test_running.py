@@ -6,7 +6,7 @@ import pytest
 
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.tensor_rows import TensorRows
-from beamwright.models.packed import Replay
+from beamwright.models.prefill_passes import Replay
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype, facts, grow
 from recurring import load_recurring
 from tape import put_late

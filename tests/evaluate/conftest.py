@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from beamwright.evaluate.equivalence import AnswerChecker
-from beamwright.search.alike import normalise_answer
+from beamwright.search.answer_keys import normalise_answer
 
 
 def vote_of(answer):

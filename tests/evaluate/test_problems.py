@@ -8,7 +8,7 @@ import pytest
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate.problems import load_problems
-from beamwright.search.alike import read_options
+from beamwright.search.answer_keys import read_options
 from tables import beside
 
 TABLES = beside(__file__)

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 import fakes
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
-from beamwright.models.formats.known import CONFIGS
+from beamwright.models.formats.key_tables import CONFIGS
 from beamwright.models.load import inspect_model, load_model
 from beamwright.sections import ModelSettings
 from models.formats.test_gguf import differs

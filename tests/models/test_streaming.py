@@ -9,7 +9,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 import fakes
-from beamwright.models import fused, streaming, trials
+from beamwright.models import layer_kernels, streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import round_to_groups
@@ -53,7 +53,7 @@ def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows
         FewRowsLinear(weight),
         CodedLinear(codes, None, None),
     ):
-        assert torch.equal(linear.gated(x, "silu"), fused.gated(linear(x), "silu"))
+        assert torch.equal(linear.gated(x, "silu"), layer_kernels.gated(linear(x), "silu"))
         assert linear.gated(x, "gelu") is None
         assert linear.gated(drawn(72, 256, **half), "silu") is None
     assert StreamedLinear(weight, weight[:, 0].clone()).gated(x, "silu") is None

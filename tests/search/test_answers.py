@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from beamwright.search.alike import normalise_answer, option_letter, read_options
+from beamwright.search.answer_keys import normalise_answer, option_letter, read_options
 from beamwright.search.answers import extract_answer
 from beamwright.search.quantity import counted_number, normalise_layout, read_number, read_quantity
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from beamwright.attention.partial import attend_few
+from beamwright.attention.parts import attend_few
 from beamwright.counters import Counters
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart

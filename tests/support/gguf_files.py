@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from beamwright.models.formats.described import Names
+from beamwright.models.formats.gguf_metadata import Names
 from beamwright.models.formats.header import BLOCKS
 from beamwright_lab.models.gguf_files import encode_text, encode_value
 

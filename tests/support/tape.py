@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from beamwright.attention.protocols import AttentionBackend, DecodeView
-from beamwright.models.packed import Replay
+from beamwright.models.prefill_passes import Replay
 from beamwright.models.session import DecodeSession
 
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}
@@ -138,7 +138,7 @@ def capturing(monkeypatch, tape):
         try:
             from beamwright.attention.kernels import launch
             from beamwright.engine import draw_kernel, filter_kernel
-            from beamwright.models import fused, step_kernels
+            from beamwright.models import layer_kernels, step_kernels
         except ImportError:
             kernels = []
         else:
@@ -146,9 +146,9 @@ def capturing(monkeypatch, tape):
             kernels += [(launch, "merge_rows")]
             kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
             kernels += [(filter_kernel, "find_maxima"), (filter_kernel, "find_borders")]
-            kernels += [(fused, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]
+            kernels += [(layer_kernels, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]
             kernels += [(step_kernels, f"{name}_rows") for name in ("delta", "scan", "convolve")]
-            patch.setattr(fused, "_handles", dict)
+            patch.setattr(layer_kernels, "_handles", dict)
         for module, name in kernels:
             patch.setattr(module, name, Launched(getattr(module, name)))
         yield

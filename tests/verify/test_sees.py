@@ -7,8 +7,8 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
-from beamwright.verify.encode import PathEncoder
 from beamwright.verify.family import family
+from beamwright.verify.path_encoder import PathEncoder
 from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import VerifierSpec
 from fakes import grow, new_tree

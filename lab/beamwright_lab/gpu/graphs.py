@@ -27,7 +27,7 @@ TESTS = (
     "tests/lab/layerwise/test_streams.py::test_a_card_s_streams_change_no_context",
     "tests/kv/test_streams.py::test_blocks_cross_a_card_s_link_in_one_launch",
     "tests/solver/test_split.py::test_memory_moves_on_a_card",
-    "tests/models/test_fused.py",
+    "tests/models/test_layer_kernels.py",
     "tests/models/test_step_kernels.py",
     "tests/attention/kernels/test_kernels.py",
     "tests/engine/test_draw_kernel.py",

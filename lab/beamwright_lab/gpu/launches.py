@@ -26,8 +26,8 @@ from beamwright.models import dense
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import GroupedLinear
-from beamwright.models.packed import Launches, Replay
 from beamwright.models.prefill import PrefillRequest
+from beamwright.models.prefill_passes import Launches, Replay
 from beamwright.models.shape import ModelShape
 from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import random_weights
@@ -133,11 +133,11 @@ def on_card(capability: tuple[int, int] = HOPPER) -> Iterator[LaunchRecord]:
         }.items():
             for module in _modules_with(name):
                 put(module, name, value)
-        from beamwright.models import fused  # loads Triton
+        from beamwright.models import layer_kernels  # loads Triton
 
-        put(dense, "fused_kernels", lambda *_: fused)
-        put(fused, "_handles", dict)
-        for kind in {type(fused.gate_rows), *type(fused.gate_rows).__mro__}:
+        put(dense, "fused_kernels", lambda *_: layer_kernels)
+        put(layer_kernels, "_handles", dict)
+        for kind in {type(layer_kernels.gate_rows), *type(layer_kernels.gate_rows).__mro__}:
             if "run" in vars(kind) and kind.__name__.endswith("Function"):
                 put(kind, "run", run)
         stack.enter_context(_Operations(record))

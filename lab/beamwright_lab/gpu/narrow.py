@@ -63,7 +63,7 @@ def _best_tile(found: Sequence[dict[str, Any]], rows: int) -> Tile:
 def multiply_uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, rows: int) -> Tensor:
     """Compute x @ weight^T + bias for at most `rows` rows; one program computes each whole sum."""
     from beamwright.models import streaming
-    from beamwright.models.fused import launch
+    from beamwright.models.layer_kernels import launch
 
     outputs, columns = weight.shape
     out = x.new_empty(len(x), outputs)
@@ -77,7 +77,7 @@ def multiply_uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, r
 
 def _time_product(context: Context, name: str, rows: int) -> dict[str, Any]:
     from beamwright.models.dense import Norm
-    from beamwright.models.fused import add_norm
+    from beamwright.models.layer_kernels import add_norm
     from beamwright.models.streaming import product
     from beamwright.models.trials import draw_cancelling, is_invariant
 

@@ -19,7 +19,7 @@ from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, with_cuda_graphs
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import SearchTree
-from beamwright.tree.recorded import record_tree
+from beamwright.tree.recording import record_tree
 from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.gpu.context import Context, one_line
 from beamwright_lab.lbs.cases import VARIANTS

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from beamwright.errors import InputError
 from beamwright.io import describe_validation_error, read_json_object
 from beamwright.tree import NodeState, StopReason
-from beamwright.tree.recorded import VERSION
+from beamwright.tree.recording import VERSION
 
 _Count = Annotated[int, Strict(), Field(ge=0)]
 _Tokens = Annotated[int, Strict(), Field(ge=1)]

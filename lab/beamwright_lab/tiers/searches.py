@@ -17,7 +17,7 @@ from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile, with_cuda_graphs
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree.recorded import write_recorded
+from beamwright.tree.recording import write_recorded
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts

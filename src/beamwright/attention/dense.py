@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from beamwright.attention.partial import attend_few, with_sinks
+from beamwright.attention.buckets import Entry, Hold, ResidentLayers
+from beamwright.attention.parts import attend_few, with_sinks
 from beamwright.attention.protocols import AttentionBackend, DecodeView
-from beamwright.attention.shared import Entry, Hold, ResidentLayers
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamwright.attention.shared import ResidentLayers, SharedSegments, Table
+from beamwright.attention.buckets import ResidentLayers, SharedSegments, Table
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.tails import RowTails, Tail
 from beamwright.library import (

@@ -24,8 +24,8 @@ class AttentionView:
 
     # True if the model calls `foresee` before each layer.
     looks_ahead: bool = False
-    # The `StateRows` of recurrent layers (`models.recurrent`). None: rows start from zero states,
-    # and their states are not kept.
+    # The `StateRows` of recurrent layers (`models.recurrent_layers`). None: rows start from zero
+    # states, and their states are not kept.
     states: Any = None
 
     def attend(self, layer: int, query: Any, key_value: Any, sinks: Any = None) -> Any:

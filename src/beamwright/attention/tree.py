@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamwright.attention.buckets import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.native import NativePaths, can_attend
-from beamwright.attention.partial import (
+from beamwright.attention.parts import (
     HALF,
     Partial,
     attend_few,
@@ -28,7 +29,6 @@ from beamwright.attention.partial import (
     merge_parts,
 )
 from beamwright.attention.protocols import AttentionBackend, DecodeView
-from beamwright.attention.shared import Hold, ResidentLayers, SharedSegments, Slots
 from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore

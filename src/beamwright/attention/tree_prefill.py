@@ -3,7 +3,7 @@
 The queries of a segment are the new tokens of its rows, packed one after the other, so no row is
 padded to the longest. Segments that are read by similar numbers of tokens are attended in one
 product. The grouping affects only speed, because the result of a token is bitwise independent of
-the other tokens in its product (`partial`).
+the other tokens in its product (`attention.parts`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from beamwright.attention.partial import (
-    KEY_MULTIPLE,
-    attend_part,
-    hide_blind_rows,
-    round_up,
-    with_sinks,
-)
-from beamwright.attention.protocols import AttentionView
-from beamwright.attention.shared import (
+from beamwright.attention.buckets import (
     LEAST_KEYS,
     Hold,
     LayerSource,
@@ -37,6 +29,14 @@ from beamwright.attention.shared import (
     size_class,
     tokens_after,
 )
+from beamwright.attention.parts import (
+    KEY_MULTIPLE,
+    attend_part,
+    hide_blind_rows,
+    round_up,
+    with_sinks,
+)
+from beamwright.attention.protocols import AttentionView
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 

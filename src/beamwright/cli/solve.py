@@ -274,7 +274,7 @@ def _write_files(files: Mapping[str, Path], solution: Solution, timeline: Timeli
         elif name == "tree":
             write_page(file, solution)
         elif name == "record-tree":
-            from beamwright.tree.recorded import write_recorded
+            from beamwright.tree.recording import write_recorded
 
             write_recorded(solution.tree, file)
         elif name == "picture":

@@ -23,7 +23,7 @@ from beamwright.engine.endings import StopFinder
 from beamwright.engine.row import IterationWork, Row, open_rows
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
 from beamwright.models.decoder import Decoder
-from beamwright.models.packed import Replay
+from beamwright.models.prefill_passes import Replay
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
 

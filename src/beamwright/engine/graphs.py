@@ -14,7 +14,7 @@ import torch
 
 from beamwright.errors import message_of
 from beamwright.models.load import is_out_of_memory
-from beamwright.models.packed import Launches, Numbers, Replay
+from beamwright.models.prefill_passes import Launches, Numbers, Replay
 from beamwright.models.session import steps_in_place
 from beamwright.models.tree_model import TreeModel
 

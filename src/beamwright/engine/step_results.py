@@ -18,7 +18,7 @@ from beamwright.engine.noise import stack_keys
 from beamwright.engine.row import Row, open_rows
 from beamwright.engine.sampling import RowSampling, Ways
 from beamwright.kv.streams import send_to_device
-from beamwright.models.packed import Numbers, Replay
+from beamwright.models.prefill_passes import Numbers, Replay
 from beamwright.tree import TopTokens
 
 

@@ -29,8 +29,8 @@ from beamwright.errors import InputError
 from beamwright.kv.streams import send_to_device
 from beamwright.models.decoder import captured_rows, padded_rows
 from beamwright.models.load import free_bytes
-from beamwright.models.packed import Replay
 from beamwright.models.prefill import PrefillRequest
+from beamwright.models.prefill_passes import Replay
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel

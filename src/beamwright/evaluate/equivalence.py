@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from beamwright.errors import UnavailableError
-from beamwright.search.alike import (
+from beamwright.search.answer_keys import (
     canonical_value,
     chosen_option,
     normalise_answer,

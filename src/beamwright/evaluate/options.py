@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.search.alike import LETTERS, option_letter, read_options
+from beamwright.search.answer_keys import LETTERS, option_letter, read_options
 
 _LISTS = ("choices", "options")
 _RIGHT = ("answerKey", "answer", "answer_index", "answer_idx", "label", "correct", "gold")

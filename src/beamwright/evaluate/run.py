@@ -31,7 +31,7 @@ from beamwright.io import (
     write_atomically,
 )
 from beamwright.saved.identity import plugin_code
-from beamwright.search.alike import read_options
+from beamwright.search.answer_keys import read_options
 from beamwright.search.answers import make_answers
 from beamwright.search.choose import CHOICES, choose
 from beamwright.solver.solution import Solution

@@ -224,7 +224,7 @@ class StateTables:
 
 
 class StateRows:
-    """Recurrent states of a batch's rows over several passes, which `models.recurrent` updates.
+    """Recurrent states of a batch's rows over several passes, updated by `models.recurrent_layers`.
 
     lengths: tokens of each row in a pass; None: one token each.
     sources, targets: blocks [rows, num_blocks] that rows read and write.

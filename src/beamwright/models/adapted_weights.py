@@ -24,8 +24,8 @@ from beamwright.models.adapter import EmbeddingRows, Experts, Product
 from beamwright.models.decoder import Linear
 from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
-from beamwright.models.formats.known import check_fit
-from beamwright.models.formats.plain import StoredRows
+from beamwright.models.formats.key_tables import check_fit
+from beamwright.models.formats.plain_files import StoredRows
 from beamwright.models.grouped import GroupedLinear, check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply

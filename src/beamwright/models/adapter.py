@@ -2,8 +2,8 @@
 
 No family needs code here. Rows are packed as one sequence [1, tokens] with a position per token.
 The attention view decides which KV each token attends to, and holds the states of recurrent layers
-(`recurrent`). All other modules work token by token and run unchanged. Weights that are only used
-in matrix products become Beamwright's projections (`Product`).
+(`recurrent_layers`). All other modules work token by token and run unchanged. Weights that are only
+used in matrix products become Beamwright's projections (`Product`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, apply_padded
-from beamwright.models.formats.plain import StoredRows
-from beamwright.models.recurrent import Recurrent
+from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.recurrent_layers import Recurrent
 from beamwright.models.shape import ModelShape, NotBuiltError
 from beamwright.models.steps import install_steps
 from beamwright.models.survey import Survey, bind

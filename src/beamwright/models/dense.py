@@ -25,7 +25,7 @@ from beamwright.models.decoder import (
     apply_in_tiles,
     apply_padded,
 )
-from beamwright.models.formats.plain import StoredRows
+from beamwright.models.formats.plain_files import StoredRows
 from beamwright.models.native import NativeLayers, is_native
 from beamwright.models.shape import ModelShape
 
@@ -109,15 +109,15 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fused_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """Return the module `models.fused` if its kernels run on such tensors.
+    """Return the module `models.layer_kernels` if its kernels run on such tensors.
 
     None: the caller uses torch's operations, which compute the same.
     """
     if device.type != "cuda" or why_no_kernels(device, dtype) is not None:
         return None
-    from beamwright.models import fused  # noqa: PLC0415 (loads Triton)
+    from beamwright.models import layer_kernels  # noqa: PLC0415 (loads Triton)
 
-    return fused
+    return layer_kernels
 
 
 class DenseDecoder(Decoder):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.models.formats.described import shards
 from beamwright.models.formats.files import weight_files
+from beamwright.models.formats.gguf_metadata import shards
 
 # A digest as it is reported.
 #

@@ -18,7 +18,7 @@ from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError, error_line
 from beamwright.io import read_json_object, read_toml_beside
-from beamwright.models.formats import described
+from beamwright.models.formats import gguf_metadata
 from beamwright.models.formats.files import (
     check_method,
     packed_sizes,
@@ -26,7 +26,7 @@ from beamwright.models.formats.files import (
     read_config_file,
 )
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.known import CONFIGS, QUANTISATION, nonempty_keys
+from beamwright.models.formats.key_tables import CONFIGS, QUANTISATION, nonempty_keys
 from beamwright.models.hub import BUNDLED, resolve_folder
 from beamwright.models.named import (
     NAMED_SHAPES,
@@ -106,7 +106,7 @@ def read_shape(
             not implemented, or invalid values.
     """
     try:
-        written = described.read_config(folder) if is_gguf(folder) else read_config_file(folder)
+        written = gguf_metadata.read_config(folder) if is_gguf(folder) else read_config_file(folder)
         _check_counts(written)
         _check_weights(written)
         shape = None
@@ -122,7 +122,7 @@ def read_shape(
                 "recurrent layers are supported in generators, not in verifiers"
             )
         sizes = packed_sizes(written, shape.matrices)
-        return replace(shape, **(described.weight_sizes(folder) if is_gguf(folder) else sizes))
+        return replace(shape, **(gguf_metadata.weight_sizes(folder) if is_gguf(folder) else sizes))
     except NotBuiltError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         way += "; --decoder auto runs models that transformers builds" if decoder == "own" else ""
@@ -150,7 +150,7 @@ def config_of(folder: Path) -> Any:
 
     try:
         if is_gguf(folder):
-            return AutoConfig.for_model(**described.read_config(folder))
+            return AutoConfig.for_model(**gguf_metadata.read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of any type, caused by the file's contents
         key = _FIELD.search(str(error))

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from beamwright.errors import InputError, UnavailableError, error_line
-from beamwright.models.formats.described import GGUF, shards
 from beamwright.models.formats.files import adapter_advice
+from beamwright.models.formats.gguf_metadata import GGUF, shards
 from beamwright.models.formats.header import is_gguf
 from beamwright.sections import ELSEWHERE
 

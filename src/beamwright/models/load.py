@@ -39,10 +39,16 @@ from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, start_digest
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.described import gguf_remarks
 from beamwright.models.formats.files import quantisation, read_config_file
+from beamwright.models.formats.gguf_metadata import gguf_remarks
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.known import CONFIGS, HARMLESS, QUANTISATION, KeyTable, nonempty_keys
+from beamwright.models.formats.key_tables import (
+    CONFIGS,
+    HARMLESS,
+    QUANTISATION,
+    KeyTable,
+    nonempty_keys,
+)
 from beamwright.models.hf_config import config_of, read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import packer, prepack, quiet_import

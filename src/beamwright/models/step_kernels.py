@@ -6,8 +6,8 @@ once. This traffic is nearly all of a token's cost. Sums are in float32, whateve
 state.
 
 At its first token a row reads the blocks of its parent node and writes its own blocks. A row whose
-step is decoded (`kv.states.IDLE`) writes no state. Launches are captured in CUDA graphs. `fused`
-explains the parameter EARLY. `steps` is the specification of these kernels.
+step is decoded (`kv.states.IDLE`) writes no state. Launches are captured in CUDA graphs.
+`layer_kernels` explains the parameter EARLY. `steps` is the specification of these kernels.
 
 This module is imported only where the kernels run. It does not postpone annotations, because Triton
 reads `tl.constexpr` from them.
@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beamwright.kv.states import StatePlace
-from beamwright.models.fused import launch, silu
+from beamwright.models.layer_kernels import launch, silu
 
 # Maximum number of a head's state values per program, and the warps of a program.
 _NUMBERS, _WARPS = 8192, 4

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.kv.states import GOES_ON, StateBlocks, StatePlace
-from beamwright.models.recurrent import Recurrent, StateCache, are_near, cache_argument
+from beamwright.models.recurrent_layers import Recurrent, StateCache, are_near, cache_argument
 
 _Step = Callable[[Tensor, StateCache], Tensor]
 _ROWS = 3  # rows of a trial

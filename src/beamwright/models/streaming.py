@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from beamwright.attention.kernels import is_interpreted
 from beamwright.models.codes import UNIT, Codes, sum_codes
 from beamwright.models.decoder import Linear
-from beamwright.models.fused import launch, silu
+from beamwright.models.layer_kernels import launch, silu
 from beamwright.plan.costs import DEQUANTISED_VALUES, QUANTISED_GEMM_ROWS
 
 # Maximum number of rows for which the kernel is as fast as a library, if outputs are many.
@@ -177,7 +177,7 @@ def multiply_gated(
 
     gate and up are the halves of x @ weight[2 * outputs, columns]^T. A program's tile has all rows.
     Half of its OUTPUTS belong to gate and half to up. Results are rounded where `multiply_parts`
-    and `fused.gate_rows` round them, so they are bitwise equal to those.
+    and `layer_kernels.gate_rows` round them, so they are bitwise equal to those.
     """
     HALF: tl.constexpr = OUTPUTS // 2
     first_output = tl.program_id(0) * HALF

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from beamwright.errors import error_line
 from beamwright.models.linear import quiet_import
-from beamwright.models.recurrent import check_stateless, find_cache_modules, states_of
+from beamwright.models.recurrent_layers import check_stateless, find_cache_modules, states_of
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
 # Name under which Beamwright's attention and experts are registered in `transformers`.

@@ -18,7 +18,7 @@ from tokenizers import __version__ as _VERSION
 
 from beamwright.errors import InputError
 from beamwright.io import read_json_object, read_text
-from beamwright.models.formats import known
+from beamwright.models.formats import key_tables
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.vocabulary import TokenFiles, read_vocabulary, split_patterns
 
@@ -57,9 +57,9 @@ def read_token_files(folder: Path) -> TokenFiles:
         for role in ("bos_token", "eos_token")
         if role not in written and type(index := config.get(f"{role}_id")) is int and index >= 0
     }
-    remarks = known.TOKENIZER_CONFIG.check(filter(written.get, written), where)
+    remarks = key_tables.TOKENIZER_CONFIG.check(filter(written.get, written), where)
     generation = _read_optional(folder / "generation_config.json")
-    remarks += known.GENERATION.check(filter(generation.get, generation), where)
+    remarks += key_tables.GENERATION.check(filter(generation.get, generation), where)
     remarks += _split_by_words(config, tokenizer, written, where)
     template = _chat_template(folder, written)
     return TokenFiles(tokenizer, {**roles, **files.special_tokens}, template, remarks)

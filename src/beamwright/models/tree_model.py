@@ -26,8 +26,8 @@ from beamwright.kv.states import StateLayout, StateRows, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import convert_memory_errors
-from beamwright.models.packed import CapturedPasses, PassInput, Replay, WritingView
 from beamwright.models.prefill import PrefillRequest, prefill_in_batches, recompute, record_source
+from beamwright.models.prefill_passes import CapturedPasses, PassInput, Replay, WritingView
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import CHUNK_TOKENS

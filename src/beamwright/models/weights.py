@@ -20,8 +20,8 @@ from beamwright.errors import NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright.models.formats.known import check_fit
-from beamwright.models.formats.plain import StoredRows
+from beamwright.models.formats.key_tables import check_fit
+from beamwright.models.formats.plain_files import StoredRows
 from beamwright.models.grouped import check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply

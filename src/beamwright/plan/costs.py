@@ -23,7 +23,8 @@ from beamwright.sections import KVDtype
 
 # Tokens of one row in one prefill chunk. `models.prefill` says why the number is constant.
 CHUNK_TOKENS = 256
-# Maximum number of tokens of a prefill pass that is captured as a CUDA graph (`models.packed`).
+# Maximum number of tokens of a prefill pass that is captured as a CUDA graph
+# (`models.prefill_passes`).
 CAPTURED_TOKENS = 1024
 # Columns that share one scale and one zero point when Beamwright rounds weights to int4.
 INT4_GROUP = 64

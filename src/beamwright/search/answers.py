@@ -27,7 +27,7 @@ from pydantic import PrivateAttr
 from beamwright.declare import declaration, make_declared
 from beamwright.protocols import Answers
 from beamwright.registry import Table, TableRow
-from beamwright.search.alike import (
+from beamwright.search.answer_keys import (
     LETTERS,
     chosen_option,
     normalise_answer,

@@ -26,11 +26,11 @@ from beamwright.models.load import check_device
 from beamwright.protocols import SchedulePolicy, traits_of
 from beamwright.search import round_rng
 from beamwright.search.answers import make_answers
-from beamwright.solver.describe import SolutionMaker, complete_nodes, final_nodes
 from beamwright.solver.machinery import Machinery
 from beamwright.solver.memory import advice
 from beamwright.solver.request import Request
 from beamwright.solver.solution import Solution
+from beamwright.solver.solution_maker import SolutionMaker, complete_nodes, final_nodes
 from beamwright.verify.spec import aggregate
 
 Outcome = Solution | BeamwrightError

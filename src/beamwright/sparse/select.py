@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.attention.partial import KEY_MULTIPLE, round_up
-from beamwright.attention.shared import Entry, Hold, LayerSource, SharedSegments
+from beamwright.attention.buckets import Entry, Hold, LayerSource, SharedSegments
+from beamwright.attention.parts import KEY_MULTIPLE, round_up
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.attention.partial import attend_few
+from beamwright.attention.parts import attend_few
 from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.errors import InputError

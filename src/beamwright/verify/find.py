@@ -266,7 +266,7 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
     """
     from beamwright.attention import make_attention  # noqa: PLC0415 (imports torch)
     from beamwright.models.tree_model import TreeModel  # noqa: PLC0415 (imports torch)
-    from beamwright.verify.encode import PathEncoder  # noqa: PLC0415 (slow import)
+    from beamwright.verify.path_encoder import PathEncoder  # noqa: PLC0415 (slow import)
 
     spec, folder = find_format(settings)
     if folder is None or not isinstance(spec, VerifierSpec):

@@ -32,7 +32,7 @@ from beamwright.models.tree_model import TreeModel
 from beamwright.models.weights import check_finite, read_tensors
 from beamwright.protocols import Traits
 from beamwright.tree import Node, group_by_root
-from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
+from beamwright.verify.path_encoder import Encoded, PathEncoder, common_prefix
 from beamwright.verify.spec import AGGREGATES, Head, VerifierSpec
 
 OWNER = "verifier"

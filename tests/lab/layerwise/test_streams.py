@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from beamwright.attention.shared import Entry
+from beamwright.attention.buckets import Entry
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import CudaStreams
 from beamwright.protocols import Direction

@@ -12,7 +12,7 @@ from beamwright import Solver
 from beamwright.io import read_toml_beside
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.tree.recorded import write_recorded
+from beamwright.tree.recording import write_recorded
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.recorded import read_recorded

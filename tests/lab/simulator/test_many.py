@@ -6,7 +6,7 @@ import pytest
 
 from beamwright.errors import CapacityError
 from beamwright.sections import StepSettings
-from beamwright.tree.recorded import record_tree
+from beamwright.tree.recording import record_tree
 from beamwright_lab.simulator.costs import Work
 from beamwright_lab.simulator.lanes import RunningWork, SharedClock
 from beamwright_lab.simulator.many import simulate_many

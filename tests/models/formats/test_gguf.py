@@ -15,11 +15,11 @@ from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.io import read_yaml
 from beamwright.library import library
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.described import gguf_remarks
 from beamwright.models.formats.gguf import UNPACK_BLOCKS
+from beamwright.models.formats.gguf_metadata import gguf_remarks
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
-from beamwright.models.formats.known import GGUF, GGUF_FILE
-from beamwright.models.formats.plain import StoredRows
+from beamwright.models.formats.key_tables import GGUF, GGUF_FILE
+from beamwright.models.formats.plain_files import StoredRows
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.hf_config import read_shape
 from beamwright.models.hub import resolve_folder

@@ -11,7 +11,7 @@ import gguf_files
 from beamwright.errors import InputError
 from beamwright.models import weights
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.plain import StoredRows
+from beamwright.models.formats.plain_files import StoredRows
 from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
 

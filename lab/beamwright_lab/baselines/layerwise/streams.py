@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import torch
 
-from beamwright.attention.shared import Entry, LayerSource
+from beamwright.attention.buckets import Entry, LayerSource
 from beamwright.errors import LinkError, format_bytes
 from beamwright.kv.link import Transfer
 from beamwright.kv.segments import Path, PathPart, Segment

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from beamwright.models.formats.gguf import BlockLinear
-    from beamwright.models.formats.plain import StoredRows
+    from beamwright.models.formats.plain_files import StoredRows
     from beamwright.models.grouped import GroupedLinear
 
 
@@ -70,14 +70,14 @@ def open_checkpoint(place: Path) -> StoredWeights:
         from beamwright.models.formats.gguf import GgufWeights  # noqa: PLC0415 - torch
 
         return GgufWeights(place)
-    from beamwright.models.formats.plain import PlainFiles  # noqa: PLC0415 - torch
+    from beamwright.models.formats.plain_files import PlainFiles  # noqa: PLC0415 - torch
 
     files, has_config = PlainFiles(place), (place / "config.json").is_file()
     quantised = quantisation(read_config_file(place)) if has_config else None
     if quantised is None:
         return files
     method = check_method(quantised)
-    from beamwright.models.formats.quantised import (  # noqa: PLC0415 - torch
+    from beamwright.models.formats.quantised_files import (  # noqa: PLC0415 - torch
         FORMS,
         QuantisedFiles,
     )

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.formats.described import Names, permuted_heads, read_gguf_header
+from beamwright.models.formats.gguf_metadata import Names, permuted_heads, read_gguf_header
 from beamwright.models.formats.header import BLOCKS, Place
-from beamwright.models.formats.plain import StoredRows
-from beamwright.models.formats.quantised import Groups
+from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.quantised_files import Groups
 from beamwright.models.grouped import GroupedLinear, check_size
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}

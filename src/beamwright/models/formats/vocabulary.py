@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from beamwright.io import read_toml_beside
-from beamwright.models.formats.described import refuse, shards
+from beamwright.models.formats.gguf_metadata import refuse, shards
 from beamwright.models.formats.header import read_header
 
 _AT = "tokenizer.ggml."

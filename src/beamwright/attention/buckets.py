@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
+from beamwright.attention.parts import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
 from beamwright.kv.pool import KVLayout
 from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.kv.store import SegmentStore

@@ -11,7 +11,7 @@ from beamwright.errors import InputError
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import NodeState, StopReason
-from beamwright.tree.recorded import record_tree, write_recorded
+from beamwright.tree.recording import record_tree, write_recorded
 from beamwright_lab.simulator.recorded import read_recorded
 from beamwright_lab.simulator.replay import ReplayStrategy, Script
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree

@@ -1,6 +1,7 @@
 """Translates a GGUF file's metadata and tensor names to those of Hugging Face.
 
-`described.toml` has the corresponding keys and names of both formats. This module needs no torch.
+`gguf_metadata.toml` has the corresponding keys and names of both formats. This module needs no
+torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.io import read_toml_beside
-from beamwright.models.formats import known
+from beamwright.models.formats import key_tables
 from beamwright.models.formats.header import KEPT, GgufHeader, Place, read_header
 
 GGUF = ".gguf"
@@ -171,7 +172,7 @@ def read_config(file: Path) -> dict[str, Any]:
         ("token_embd.weight" not in tensors, f"the GGUF file holds only {held}, not a whole model"),
     )
     given = {k.removeprefix(f"{kind}."): v for k, v in metadata.items() if k.startswith(f"{kind}.")}
-    known.GGUF[kind].check([f"{kind}.{key}" for key, v in given.items() if v], f"model {file}")
+    key_tables.GGUF[kind].check([f"{kind}.{key}" for key, v in given.items() if v], f"model {file}")
     needed = _WORDS["counts"] | (_WORDS["expert_counts"] if kind.endswith("moe") else {})
     config: dict[str, Any] = {ours: _count(given, key) for key, ours in needed.items()}
     config |= {ours: given[key] for key, ours in _WORDS["options"].items() if key in given}
@@ -234,7 +235,7 @@ def gguf_remarks(file: Path) -> tuple[str, ...]:
     """
     metadata = read_header(shards(file)[0]).metadata
     others = [k for k in metadata if not k.startswith(f"{metadata.get('general.architecture')}.")]
-    return known.GGUF_FILE.check(others, f"model {file}")
+    return key_tables.GGUF_FILE.check(others, f"model {file}")
 
 
 def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import fakes
 from beamwright.attention import make_attention
 from beamwright.engine.graphs import capture_prefills
 from beamwright.kv.segments import PathPart
-from beamwright.models import fused, packed
+from beamwright.models import layer_kernels, prefill_passes
 from beamwright.models.load import load_model
-from beamwright.models.packed import Replay
 from beamwright.models.prefill import PrefillRequest
+from beamwright.models.prefill_passes import Replay
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from engines import random_decoder
@@ -27,8 +27,8 @@ on_cpu = pytest.mark.skipif(DEVICE == "cuda", reason="the tape is the interprete
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """The interpreter runs each program of a size."""
-    monkeypatch.setattr(packed, "SIZES", (16, 32))
-    monkeypatch.setattr(packed, "_FEW", 8)
+    monkeypatch.setattr(prefill_passes, "SIZES", (16, 32))
+    monkeypatch.setattr(prefill_passes, "_FEW", 8)
 
 
 def make_model(backend="triton-tree", shape=SHAPE, kernels=None, kept="auto", **changes):
@@ -101,7 +101,7 @@ def test_replays_have_the_bits_of_plain_passes(plain, monkeypatch):
     [
         {"tile_rows": 8},
         {"shape": SHAPE.replace("llama", "opt").replace("kv_heads=1,", "")},
-        {"kernels": fused},
+        {"kernels": layer_kernels},
         {"kept": "fp8"},
     ],
 )

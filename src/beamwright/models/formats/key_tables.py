@@ -1,6 +1,6 @@
 """Checks the keys and tensor names of a model's files against tables of known ones.
 
-`known.toml` has one table for each kind of file. A key that is in no row is unknown to this
+`key_tables.toml` has one table for each kind of file. A key that is in no row is unknown to this
 version. An unknown key is refused where it may change results; otherwise `doctor` and the loader
 print a remark. This module needs no torch.
 """

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from beamwright.errors import InputError, message_of
-from beamwright.models.formats.plain import DAMAGED, PlainFiles, StoredRows
+from beamwright.models.formats.plain_files import DAMAGED, PlainFiles, StoredRows
 from beamwright.models.grouped import GroupedLinear
 
 # A function that reads a tensor of one projection by the ending of its name, or returns None.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.models import dense, fused, linear, streaming
+from beamwright.models import dense, layer_kernels, linear, streaming
 from beamwright.models.dense import Norm, fused_kernels
 from beamwright.models.linear import packer, prepack
 from beamwright.models.load import load_model
@@ -78,12 +78,12 @@ def test_residual_and_norm(rows, kind, width, dtype):
     x, delta = (drawn(rows + more, width, dtype=dtype)[more:] for more in (0, 1))
     norm, whole = norm_of(width, dtype, kind), x + delta
     expected = norm(whole)
-    alone = fused.add_norm(x[-1:].clone(), delta[-1:], norm)
-    found = fused.add_norm(x, delta, norm)
+    alone = layer_kernels.add_norm(x[-1:].clone(), delta[-1:], norm)
+    found = layer_kernels.add_norm(x, delta, norm)
     assert torch.equal(x, whole)
     assert_close(found, expected)
     assert torch.equal(found[-1:], alone), "a row follows the batch"
-    assert torch.equal(fused.add_norm(x, None, norm), found)
+    assert torch.equal(layer_kernels.add_norm(x, None, norm), found)
     assert torch.equal(x, whole), "nothing was to be added"
 
 
@@ -95,7 +95,9 @@ def test_the_norm_adds_up_the_parts_of_a_product_as_the_product_does(dtype, monk
     parts = down.partial_sums(inner)
     assert parts.shape == (3, 8, 80)
     added, apart = x.clone(), x.clone()
-    assert torch.equal(fused.add_norm(apart, parts, norm), fused.add_norm(added, down(inner), norm))
+    assert torch.equal(
+        layer_kernels.add_norm(apart, parts, norm), layer_kernels.add_norm(added, down(inner), norm)
+    )
     assert torch.equal(apart, added)
     biased = StreamedLinear(weight, weight[:, 0].clone())
     assert torch.equal(biased.partial_sums(inner), biased(inner)), "a bias is added to the whole"
@@ -118,26 +120,28 @@ def test_rotation_and_norms_of_heads(rows, queries, keys, head_dim, normed, dtyp
     wide = drawn(rows, queries + 3 * keys, head_dim, dtype=dtype)
     expected, found = wide.clone(), wide.clone()
     decoder._rotate_heads(layer, expected, *(table[positions].unsqueeze(1) for table in tables))
-    fused.rotate(found[:, : queries + 2 * keys], queries, keys, positions, *tables, *norms)
+    layer_kernels.rotate(found[:, : queries + 2 * keys], queries, keys, positions, *tables, *norms)
     assert_close(found, expected)
     assert torch.equal(found[:, queries + keys :], wide[:, queries + keys :])
     alone = wide[-1:].clone()
-    fused.rotate(alone, queries, keys, positions[-1:], *tables, *norms)
+    layer_kernels.rotate(alone, queries, keys, positions[-1:], *tables, *norms)
     assert torch.equal(alone, found[-1:]), "a row follows the batch"
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 300])
-@pytest.mark.parametrize("kind", fused.GATED)
+@pytest.mark.parametrize("kind", layer_kernels.GATED)
 def test_gates(rows, kind, dtype, monkeypatch):
-    monkeypatch.setattr(fused, "_PIECE", 64)
+    monkeypatch.setattr(layer_kernels, "_PIECE", 64)
     inner = 2 * drawn(rows, 2 * 100, dtype=dtype)
     gate, up = inner.chunk(2, dim=-1)
     tanh = {"approximate": "tanh" if kind == "gelu_tanh" else "none"}
     expected = (F.silu(gate) if kind == "silu" else F.gelu(gate, **tanh)).mul_(up)
     # Of gelu's negative side little is left in float32, and more of it here than torch leaves.
-    assert_close(fused.gated(inner, kind), expected, unequal=0.01 if kind == "silu" else 0.1)
+    assert_close(
+        layer_kernels.gated(inner, kind), expected, unequal=0.01 if kind == "silu" else 0.1
+    )
 
 
 # --- in a decoder ----------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def both(name, dtype=torch.float32, tile_rows=None):
     """A decoder with torch's operations, and one with the kernels, of the same weights."""
     how = {"dtype": dtype, "device": DEVICE, "tile_rows": tile_rows}
     plain, kernels = (random_decoder(FAMILIES[name], **how) for _ in range(2))
-    plain._fused, kernels._fused = None, fused
+    plain._fused, kernels._fused = None, layer_kernels
     return plain, kernels
 
 
@@ -211,20 +215,20 @@ def test_what_is_compiled_is_launched_by_its_handle(monkeypatch):
     compiled, by_handle = [], []
     handle = AsTriton(lambda *launch: by_handle.append(launch))
     kernel = AsTriton(lambda *launch: compiled.append(launch) or handle)
-    monkeypatch.setattr(fused, "add_norm_rows", kernel)
-    monkeypatch.setattr(fused, "_handles", lambda known={}: known)
+    monkeypatch.setattr(layer_kernels, "add_norm_rows", kernel)
+    monkeypatch.setattr(layer_kernels, "_handles", lambda known={}: known)
     norm, x, delta = norm_of(72, torch.float32), *(torch.zeros(9, 72) for _ in range(2))
     shifted = torch.zeros(9 * 72 + 1)[1:].view(9, 72)
     for rows, added in ((9, delta), (4, None), (9, shifted), (9, delta)):
-        fused.add_norm(x[:rows], added, norm)
-    fused.add_norm(x.double(), delta.double(), norm_of(72, torch.float64))
+        layer_kernels.add_norm(x[:rows], added, norm)
+    layer_kernels.add_norm(x.double(), delta.double(), norm_of(72, torch.float64))
     assert [grid[0] for grid, _ in compiled] == [9, 9, 9]
     assert [(grid[0], args[6]) for grid, args in by_handle] == [(4, 0), (9, 1)]
 
 
 def test_kernels_are_for_cards_and_their_dtypes(monkeypatch):
     cuda = torch.device("cuda")
-    assert fused_kernels(cuda, torch.bfloat16) is fused
+    assert fused_kernels(cuda, torch.bfloat16) is layer_kernels
     assert fused_kernels(cuda, torch.float64) is None
     assert fused_kernels(torch.device("cpu"), torch.float32) is None, "nor to be interpreted"
     monkeypatch.setitem(sys.modules, "triton", None)
@@ -232,13 +236,13 @@ def test_kernels_are_for_cards_and_their_dtypes(monkeypatch):
 
 
 def test_reference_attention_is_for_those_who_want_no_kernels(monkeypatch):
-    monkeypatch.setattr(dense, "fused_kernels", lambda *_: fused)
+    monkeypatch.setattr(dense, "fused_kernels", lambda *_: layer_kernels)
     monkeypatch.setattr(linear, "why_no_kernels", lambda *_: None)
     model, made = f"random:{FAMILIES['llama']}", []
     for attention in ("auto", "reference"):
         settings = ModelSettings(model=model, attention=attention)
         made.append(load_model(model, settings).decoder._fused)
-    assert made == [fused, None]
+    assert made == [layer_kernels, None]
     packs = [packer(Storage.PLAIN, torch.float16, "cuda", kernels=each) for each in (True, False)]
     assert isinstance(packs[0], KernelChooser)
     assert packs[1] is prepack
