@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prune
 from beamwright.search import SearchPolicy, strategy
-from beamwright.search.rounds import duplicates, even_shares, give_children
+from beamwright.search.rounds import even_shares, find_duplicates, give_children
 from beamwright.tree import Node, SearchTree
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class SearchAndLearnBeam(SearchPolicy):
         actions: list[Action] = [*map(FinishPath, ended)]
         active = [node for node in beams if not node.ended]
         if settings.filter_duplicates:
-            dropped = duplicates(active)
+            dropped = find_duplicates(active)
             actions += map(Prune, dropped)
             active = [node for node in active if node not in dropped]
         if not active:

@@ -12,7 +12,7 @@ from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
 from beamwright.models.decoder import TILE_ROWS, padded_rows
 from beamwright.models.dense import DenseDecoder
-from beamwright.models.linear import prepack
+from beamwright.models.linear import prepack_linear
 from beamwright.models.named import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import exact_dtype, random_decoder
@@ -24,7 +24,7 @@ def decoder_of(context=128, dtype=None):
     """In a dtype in which this machine's products do not depend on the batch."""
     shape = replace(shape_from_text(SHAPE), context=context)
     dtype = getattr(torch, dtype or exact_dtype())
-    return DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack))
+    return DenseDecoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack_linear))
 
 
 @pytest.mark.parametrize("context", [LEAST_CONTEXT, LEAST_CONTEXT + 5, 128])

@@ -10,7 +10,7 @@ import pytest
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.evaluate.advise import advice, trials
+from beamwright.evaluate.advise import make_advice, trial_settings
 from beamwright.evaluate.metrics import Record
 
 
@@ -52,7 +52,7 @@ def judge(record: Record) -> dict[str | None, bool | None]:
 
 def test_a_sharp_verifier_is_worth_a_choice():
     samples = records(60, 16, sharp=2.0, rate=0.2)
-    said = advice(samples, searched(samples, 0.3), "beam", judge)
+    said = make_advice(samples, searched(samples, 0.3), "beam", judge)
     assert said["say"].startswith(("Use best of n, n = 8: +", "Use weighted vote, n = 8: +"))
     assert said["noise"]["ranked"] > 0.99
     assert said["noise"]["width"] > 100
@@ -63,7 +63,7 @@ def test_a_sharp_verifier_is_worth_a_choice():
 
 def test_a_blunt_one_is_worth_a_vote():
     samples = records(60, 16, sharp=0.0)
-    said = advice(samples, searched(samples, 0.4), "beam", judge)
+    said = make_advice(samples, searched(samples, 0.4), "beam", judge)
     assert said["say"].startswith("Do not search, use a vote of 8:")
     assert 1.0 <= said["noise"]["width"] < 1.2
     assert abs(said["noise"]["ranked"] - 0.5) < 0.1
@@ -71,31 +71,31 @@ def test_a_blunt_one_is_worth_a_vote():
 
 def test_a_search_that_is_ahead_is_named():
     samples = records(60, 16, sharp=0.0)
-    said = advice(samples, searched(samples, 1.0), "dvts", judge)
+    said = make_advice(samples, searched(samples, 1.0), "dvts", judge)
     assert said["say"].startswith("Use dvts: +")
     assert said["tokens"]["ways"]["dvts"]["accuracy"]["value"] == 1.0
 
 
 def test_without_scores_it_is_a_vote_or_one_sample():
-    votes = advice(records(60, 16, sharp=0.0), (), "beam", judge)
+    votes = make_advice(records(60, 16, sharp=0.0), (), "beam", judge)
     assert votes["say"].startswith("Vote: 16 samples are +")
     assert votes["noise"] is None
-    same = advice(records(60, 16, sharp=0.0, rate=1.0), (), "beam", judge)
+    same = make_advice(records(60, 16, sharp=0.0, rate=1.0), (), "beam", judge)
     assert same["say"].startswith("One sample")
 
 
 def test_a_problem_that_could_not_be_attempted_is_wrong():
     samples = [*records(10, 4, sharp=1.0), Record("e", 10, "?", "7", None, None, False, error="no")]
-    said = advice(samples, searched(samples, 0.5), "beam", judge)
+    said = make_advice(samples, searched(samples, 0.5), "beam", judge)
     assert said["one"]["accuracy"]["value"] < 1
 
 
 def test_the_runs_are_of_samples_and_of_the_search():
-    both = trials(Settings.build(n=4))
+    both = trial_settings(Settings.build(n=4))
     assert (both["samples"].search.search, both["samples"].search.n) == ("best-of-n", 8)
     assert (both["search"].search.search, both["search"].search.n) == ("beam", 4)
-    assert trials(Settings.build(search="dvts"))["search"].search.search == "dvts"
-    assert trials(Settings.build(search="majority"))["search"].search.search == "beam"
-    assert [*trials(Settings.build(verifier="none"))] == ["samples"]
+    assert trial_settings(Settings.build(search="dvts"))["search"].search.search == "dvts"
+    assert trial_settings(Settings.build(search="majority"))["search"].search.search == "beam"
+    assert [*trial_settings(Settings.build(verifier="none"))] == ["samples"]
     with pytest.raises(InputError, match="--n 65536 exceeds"):
-        trials(Settings.build(n=2**16))
+        trial_settings(Settings.build(n=2**16))

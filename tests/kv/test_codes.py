@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.kv.codes import dequantise, hadamard, quantise, round_to_grid
+from beamwright.kv.codes import dequantise, hadamard_matrix, quantise, round_to_grid
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import QuantisingView
@@ -54,7 +54,7 @@ def test_numbers_beyond_float16_are_cut_and_not_infinite(kind):
 
 @pytest.mark.parametrize("head_dim", [1, 5, 16, 32, 64, 80, 96, 128, 256])
 def test_turned_queries_and_keys_have_the_same_products(head_dim):
-    matrix, part = hadamard(head_dim)
+    matrix, part = hadamard_matrix(head_dim)
     assert torch.equal(matrix.bfloat16().float(), matrix), "exact in the narrowest dtype"
     product = matrix.double() @ matrix.double().T * part
     assert torch.equal(product, torch.eye(head_dim, dtype=torch.float64))

@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc):
 def unpacked(monkeypatch):
     """Weights as they were read, in groups: packed ones can neither be compared nor counted."""
     monkeypatch.setattr("beamwright.models.native.library", lambda: None)
-    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: blocks_to_groups)
+    monkeypatch.setattr("beamwright.models.load.make_packer", lambda *_, **how: blocks_to_groups)
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ REFUSED, READ = CASES["refused"], CASES["read"]
 def write(tmp_path, monkeypatch):
     """Write a folder of a family. without, add: tensors, by name and size; tensors: what else is
     made of them; config: keys of its file; files: what is made of the folder."""
-    monkeypatch.setattr("beamwright.models.load.packer", lambda *_, **how: lambda linear: linear)
+    monkeypatch.setattr(
+        "beamwright.models.load.make_packer", lambda *_, **how: lambda linear: linear
+    )
 
     def call(kind, without=(), add=(), tensors="kept", config=(), files="whole", how=(), **_):
         fakes.write_tokenizer(tmp_path)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from beamwright.attention.protocols import AttentionView
 from beamwright.models import dense, layer_kernels, linear, streaming
 from beamwright.models.dense import Norm, fused_kernels
-from beamwright.models.linear import packer, prepack
+from beamwright.models.linear import make_packer, prepack_linear
 from beamwright.models.load import load_model
 from beamwright.models.streaming import StreamedLinear
 from beamwright.models.trials import KernelChooser
@@ -243,6 +243,8 @@ def test_reference_attention_is_for_those_who_want_no_kernels(monkeypatch):
         settings = ModelSettings(model=model, attention=attention)
         made.append(load_model(model, settings).decoder._fused)
     assert made == [layer_kernels, None]
-    packs = [packer(Storage.PLAIN, torch.float16, "cuda", kernels=each) for each in (True, False)]
+    packs = [
+        make_packer(Storage.PLAIN, torch.float16, "cuda", kernels=each) for each in (True, False)
+    ]
     assert isinstance(packs[0], KernelChooser)
-    assert packs[1] is prepack
+    assert packs[1] is prepack_linear

@@ -15,7 +15,13 @@ from beamwright.models.grouped import (
     can_unpack,
     dequantise_table,
 )
-from beamwright.models.linear import PackedLinear, packer, prepack, quantise_linear, quiet_import
+from beamwright.models.linear import (
+    PackedLinear,
+    make_packer,
+    prepack_linear,
+    quantise_linear,
+    quiet_import,
+)
 from beamwright.models.load import inspect_model, load_model
 from beamwright.plan.costs import INT4_GROUP, Storage, weight_bytes
 from beamwright.sections import ModelSettings
@@ -106,7 +112,7 @@ def test_bytes_are_counted_as_they_are(write_family, family, weights, dtype):
 @torch.inference_mode()
 def test_rows_have_the_same_bits_at_any_batch(storage):
     linear = quantise_linear(Linear(draw(0, 384, 256), draw(1, 384)), storage)
-    linear = packer(storage, torch.float32, "cpu")(linear)
+    linear = make_packer(storage, torch.float32, "cpu")(linear)
     x = draw(2, 256, 256)
     whole = linear(x)
     for rows in (8, 16, 24, 32, 64, 136):
@@ -120,13 +126,13 @@ def test_rows_have_the_same_bits_at_any_batch(storage):
 def test_an_operator_that_torch_lacks_or_that_errs_is_not_used(monkeypatch):
     linear = Linear(draw(0, 24, 40))
     monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: x[:, :24] * 0)
-    assert prepack(linear) is linear
+    assert prepack_linear(linear) is linear
 
     def refuse(self, weight, bias):
         raise NotImplementedError
 
     monkeypatch.setattr(PackedLinear, "__init__", refuse)
-    assert prepack(linear) is linear
+    assert prepack_linear(linear) is linear
 
 
 # --- what other libraries say is held back while they are imported, and no longer -------------
@@ -152,7 +158,10 @@ def test_a_single_row_has_the_bits_that_it_has_among_others(dtype, columns):
     half, asked = (torch.randn(n, columns // 2, generator=generator) for n in (40, 16))
     weight = torch.cat([half, -half], 1)[:, order].to(dtype).contiguous()
     x = torch.cat([asked, asked], 1)[:, order].to(dtype)
-    for linear in (prepack(Linear(weight, torch.ones(40, dtype=dtype))), prepack(Linear(weight))):
+    for linear in (
+        prepack_linear(Linear(weight, torch.ones(40, dtype=dtype))),
+        prepack_linear(Linear(weight)),
+    ):
         if not linear.is_exact_for_one_row:
             pytest.skip("nothing is packed here")
         assert torch.equal(linear(x), torch.cat([linear(row) for row in x.split(1)]))
@@ -160,7 +169,7 @@ def test_a_single_row_has_the_bits_that_it_has_among_others(dtype, columns):
 
 def test_a_decoder_takes_one_row_where_all_its_products_do():
     shape = "llama,layers=1,hidden=64,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
-    packed, plain = random_decoder(shape, pack=prepack), random_decoder(shape)
+    packed, plain = random_decoder(shape, pack=prepack_linear), random_decoder(shape)
     assert not plain.is_exact_for_one_row
     assert packed.is_exact_for_one_row == isinstance(packed.weights.lm_head, PackedLinear)
     packed.weights.layers[0].down = plain.weights.layers[0].down

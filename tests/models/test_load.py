@@ -13,7 +13,7 @@ from beamwright.models import load
 from beamwright.models.hub import resolve_folder
 from beamwright.models.load import free_bytes, load_model, resolve_dtype
 from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
-from beamwright.models.survey import shape_of, survey
+from beamwright.models.survey import shape_of, survey_model
 from beamwright.sections import ModelSettings
 
 INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"
@@ -124,7 +124,7 @@ def test_named_shapes_have_their_published_sizes_and_names():
 
 
 def test_a_named_hybrid_is_the_model_that_transformers_builds():
-    found = survey(AutoConfig.for_model("qwen3_5_text"))  # whose default is the smaller one
+    found = survey_model(AutoConfig.for_model("qwen3_5_text"))  # whose default is the smaller one
     built, shape = shape_of(found, None), NAMED_SHAPES["qwen3.5-9b"]
     assert sorted(built.built.matrices) == sorted(shape.matrices)
     alike = {name: getattr(shape, name) for name in ("context", "full_context", "built")}

@@ -10,7 +10,7 @@ from beamwright.models.decoder import Linear
 from beamwright.models.formats.gguf import UNPACK_BLOCKS, BlockLinear
 from beamwright.models.formats.header import BLOCKS
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, round_to_groups
-from beamwright.models.linear import packer
+from beamwright.models.linear import make_packer
 from beamwright.plan.costs import Storage
 
 OUTPUTS, COLUMNS, ROWS = 40, 512, 13
@@ -147,7 +147,7 @@ def test_a_type_whose_columns_do_not_fit_stays_in_groups():
 @pytest.mark.parametrize("kind", [3, 14])
 def test_without_the_library_blocks_become_groups(kind, monkeypatch):
     monkeypatch.setattr(native, "library", lambda: None)
-    linear = packer(Storage.STORED, torch.float32, "cpu")(blocks(kind))
+    linear = make_packer(Storage.STORED, torch.float32, "cpu")(blocks(kind))
     assert not isinstance(linear, native.NativeLinear)
     grouped = blocks(kind).grouped()
     assert isinstance(grouped, GroupedLinear)

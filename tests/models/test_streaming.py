@@ -13,7 +13,7 @@ from beamwright.models import layer_kernels, streaming, trials
 from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import round_to_groups
-from beamwright.models.linear import packer
+from beamwright.models.linear import make_packer
 from beamwright.models.streaming import CodedLinear, FewRowsLinear, StreamedLinear, product
 from beamwright.models.trials import KernelChooser, is_invariant
 from beamwright.plan.costs import Storage
@@ -114,7 +114,7 @@ def test_a_card_on_which_the_kernel_is_wrong_keeps_its_library(monkeypatch):
 
 
 def test_rows_that_cancel_tell_the_order_of_a_sum():
-    x, weight = (each[:8].float() for each in trials.draw_cancelling(drawn(32, 256)))
+    x, weight = (each[:8].float() for each in trials.draw_cancelling_input(drawn(32, 256)))
 
     def summed(rows, columns=range(256)):
         total = torch.zeros(len(rows), len(weight), device=DEVICE)
@@ -128,7 +128,7 @@ def test_rows_that_cancel_tell_the_order_of_a_sum():
 
 
 def test_a_cpu_keeps_its_products():
-    pack = packer(Storage.PLAIN, torch.bfloat16, "cpu", fixed=True)
+    pack = make_packer(Storage.PLAIN, torch.bfloat16, "cpu", fixed=True)
     assert not isinstance(pack(Linear(torch.ones(80, 256).bfloat16())), StreamedLinear)
 
 

@@ -11,7 +11,7 @@ from beamwright.engine.selftest import _OwnTokenOnly
 from beamwright.errors import CapacityError, DeviceMemoryError
 from beamwright.kv.segments import PathPart
 from beamwright.models import dense
-from beamwright.models.linear import prepack
+from beamwright.models.linear import prepack_linear
 from beamwright.models.named import shape_from_text
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.shape import LayerGroup
@@ -25,7 +25,7 @@ LENGTHS = (13, 5, 39, 31)
 
 @pytest.fixture(scope="module")
 def decoder():
-    return random_decoder(SHAPE, pack=prepack)
+    return random_decoder(SHAPE, pack=prepack_linear)
 
 
 def prefilled(decoder, backend, chunk_tokens, reads):
@@ -138,7 +138,7 @@ def test_what_follows_a_step_may_be_read_in_its_pass(
 
     No program may keep what another reads: the interpreter, which runs one by one, would not tell.
     """
-    decoder = random_decoder(replace(shape_from_text(SHAPE), groups=groups), pack=prepack)
+    decoder = random_decoder(replace(shape_from_text(SHAPE), groups=groups), pack=prepack_linear)
     if kept != "auto":
         decoder.set_kv_dtype(kept)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.schedule.algorithm_one import beam_sets, capacity_beams
+from beamwright.schedule.algorithm_one import capacity_beams, make_beam_sets
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.ranges import plan_ranges
 from schedule.forests import GROUP_SIZES, allowed, demand_of, paths_of, random_demand, sizes
@@ -8,7 +8,7 @@ from schedule.forests import GROUP_SIZES, allowed, demand_of, paths_of, random_d
 FIGURE_8 = ["pa1", "pa1", "pa2", "pb3", "pb3", "pb4"]  # six beams, two early branches
 
 
-PLANNERS = pytest.mark.parametrize("groups_of", [beam_sets, plan_ranges])
+PLANNERS = pytest.mark.parametrize("groups_of", [make_beam_sets, plan_ranges])
 
 
 @PLANNERS
@@ -28,8 +28,8 @@ def test_figure_8_groups_beams_with_common_prefixes(groups_of):
 
 def test_overlap_counts_wherever_the_beam_is():
     demand = demand_of(["pa1", "pa2", "pb", "qc", "qd"], growth=0, capacity=90, copies=True)
-    assert beam_sets(Forest(demand)) == [[0, 1], [2, 3, 4]]
-    assert beam_sets(Forest(demand), balance=False) == [[0, 1, 2], [3, 4]]
+    assert make_beam_sets(Forest(demand)) == [[0, 1], [2, 3, 4]]
+    assert make_beam_sets(Forest(demand), balance=False) == [[0, 1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("by_arrival", [False, True])
@@ -37,7 +37,7 @@ def test_groups_fit_and_hold_every_beam_once(by_arrival):
     for seed in range(120):
         demand = random_demand(seed, num_beams=10, copies=seed % 2 == 1)
         arrival = list(range(9, -1, -1)) if by_arrival else None
-        groups = beam_sets(Forest(demand), balance=seed % 3 > 0, arrival=arrival)
+        groups = make_beam_sets(Forest(demand), balance=seed % 3 > 0, arrival=arrival)
         assert sorted(beam for group in groups for beam in group) == list(range(10))
         assert all(allowed(demand, group) for group in groups)
 
@@ -46,7 +46,7 @@ def test_every_choice_has_the_largest_overlap():
     for seed in range(60):
         demand = random_demand(seed, num_beams=10, copies=seed % 2 == 1)
         paths, unused = paths_of(demand), set(range(10))
-        for group in beam_sets(Forest(demand)):
+        for group in make_beam_sets(Forest(demand)):
             union = set()
             for beam in group:
                 best = max(gain(demand, paths[other], union) for other in unused)

@@ -10,9 +10,9 @@ from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
 from beamwright.serve.answers import split_tool_calls
-from beamwright.serve.body import ApiError, AsciiJSON, parsed
-from beamwright.serve.chat import ChatFields, conversation
-from beamwright.serve.endpoint import event
+from beamwright.serve.body import ApiError, AsciiJSON, parse_fields
+from beamwright.serve.chat import ChatFields, make_conversation
+from beamwright.serve.endpoint import format_event
 from beamwright.serve.responses import ResponseFields
 from beamwright.tree import Conversation, RawPrompt
 from tables import beside
@@ -43,9 +43,9 @@ def shown(generator_folder):
     """A history as a chat template shows it, behind the user's turn."""
 
     def make(*messages, template=AS_JSON):
-        fields = parsed(ChatFields, {"model": "m", "messages": [USER, *messages]})
+        fields = parse_fields(ChatFields, {"model": "m", "messages": [USER, *messages]})
         codec = TextCodec.load(generator_folder, template)
-        text = codec.conversation(conversation(fields.messages, "messages").messages)
+        text = codec.conversation(make_conversation(fields.messages, "messages").messages)
         return text.removeprefix("user:go;")
 
     return make
@@ -120,15 +120,15 @@ THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_t
 
 @pytest.mark.parametrize(("items", "thoughts"), CASES["thoughts"])
 def test_a_thought_belongs_to_the_message_behind_it(items, thoughts):
-    fields = parsed(ResponseFields, {"model": "m", "input": [USER, *items]})
-    messages = conversation(fields.input, "input").messages[1:]
+    fields = parse_fields(ResponseFields, {"model": "m", "input": [USER, *items]})
+    messages = make_conversation(fields.input, "input").messages[1:]
     assert [each.get("reasoning_content") for each in messages] == thoughts
 
 
 @pytest.mark.parametrize(("item", "words"), CASES["items"])
 def test_an_item_that_cannot_be_one_is_named(item, words):
     with pytest.raises(ApiError, match=words) as refused:
-        parsed(ResponseFields, {"model": "m", "input": [USER, THOUGHT, item]})
+        parse_fields(ResponseFields, {"model": "m", "input": [USER, THOUGHT, item]})
     assert (refused.value.status, refused.value.param) == (400, "input[2]")
 
 
@@ -156,4 +156,4 @@ def test_a_thought_is_opened_by_the_template_alone(problem, template, quoted):
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_replies_have_no_numbers_that_json_lacks(odd):
     assert json.loads(AsciiJSON({"score": [odd]}).body) == {"score": [None]}
-    assert event({"score": odd}) == b'data: {"score": null}\n\n'
+    assert format_event({"score": odd}) == b'data: {"score": null}\n\n'

@@ -9,7 +9,7 @@ pytest.importorskip("fastapi")
 from beamwright import Solver
 from beamwright.models.hub import BUNDLED
 from beamwright.sections import SearchSettings
-from beamwright.serve.body import ApiError, ServerLimits, parsed
+from beamwright.serve.body import ApiError, ServerLimits, parse_fields
 from beamwright.serve.chat import ChatFields
 from beamwright.serve.job import RequestReader, thinking_option
 from served import Served, text_of
@@ -127,7 +127,7 @@ def test_a_budget_is_kept(server):
 
 def asked(max_tokens=None, context=32768, **fields):
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], **fields}
-    return thinking_option(parsed(ChatFields, body), context, max_tokens)
+    return thinking_option(parse_fields(ChatFields, body), context, max_tokens)
 
 
 @pytest.mark.parametrize(("fields", "thinking"), CASES["budgets"])
@@ -146,5 +146,5 @@ def test_the_search_object_is_asked_last():
     reader = RequestReader("m", SearchSettings(), ServerLimits(), thought_base_tokens=1024)
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "reasoning_effort": "low"}
     for more, thinking in (({}, 128), ({"search": {"thinking": 9}}, 9)):
-        job = reader.make_job(parsed(ChatFields, {**body, **more}), "?")
+        job = reader.make_job(parse_fields(ChatFields, {**body, **more}), "?")
         assert job.options["thinking"] == thinking

@@ -34,7 +34,7 @@ def test_what_a_request_may_have_of_its_own_is_not_of_models_memory_or_schedule(
 
 
 def test_parsed_options_have_the_types_that_their_parsers_take():
-    types = {name: kind for name, (kind, _) in options.fields_of([*SECTIONS]).items()}
+    types = {name: kind for name, (kind, _) in options.option_fields([*SECTIONS]).items()}
     assert types["kv_memory"] == int | str | None
     assert types["deadline"] == float | str | None
     assert options.ScoreFunction in get_type_hints(SolverOptions)["verifier"].__args__

@@ -11,7 +11,7 @@ from beamwright.errors import InputError
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import NodeState, StopReason
-from beamwright.tree.recording import record_tree, write_recorded
+from beamwright.tree.recording import record_tree, write_tree_record
 from beamwright_lab.simulator.recorded import read_recorded
 from beamwright_lab.simulator.replay import ReplayStrategy, Script
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
@@ -21,7 +21,7 @@ from tables import beside
 
 def test_a_recorded_tree_comes_back_as_it_was(searched, tmp_path):
     tree, _ = searched
-    write_recorded(tree, tmp_path / "tree.json")
+    write_tree_record(tree, tmp_path / "tree.json")
     found = read_recorded(tmp_path / "tree.json")
     assert (found.problem_id, found.prompt_tokens, found.rounds) == (0, 5, 2)
     assert [(n.lineage, n.tokens, n.stop, n.state, n.score, n.round) for n in found.nodes] == [
@@ -42,7 +42,7 @@ def test_a_search_that_was_cut_off_within_a_round_is_replayed(tmp_path, deadline
     search = SearchSettings(n=8, width=4)
     run = new_run(new_tree(), rule=StopRule(StopSettings(deadline=deadline), search))
     play(executor, Grouping(size, reverse=True), make_strategy(search), run, lambda: next(clock))
-    write_recorded(run.tree, tmp_path / "tree.json")
+    write_tree_record(run.tree, tmp_path / "tree.json")
     found = read_recorded(tmp_path / "tree.json")
     script = Script(found)
     again = new_run(script.search_tree())
@@ -65,7 +65,7 @@ def test_a_search_that_an_error_stopped_within_a_round_is_recorded(searched, tmp
     (child,) = tree.expand(waiting, 1)
     add_step(tree, child, "on")
     assert child.depth > tree.rounds
-    write_recorded(tree, tmp_path / "tree.json")
+    write_tree_record(tree, tmp_path / "tree.json")
     assert read_recorded(tmp_path / "tree.json").rounds == 3
 
 

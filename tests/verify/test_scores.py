@@ -11,7 +11,7 @@ from beamwright.verify.scorers import (
     deepconf,
     group_confidences,
     lowest_group,
-    scorer,
+    make_scorer,
     tail,
 )
 from beamwright.verify.spec import aggregate
@@ -32,9 +32,9 @@ def test_logprob_is_the_geometric_mean_of_the_steps_probabilities():
     node = tree.expand(tree.root, 1)[0]
     add_step(tree, node, "ab", tokens=(1, 2))
     node.logprobs = (math.log(0.9), math.log(0.4))
-    assert scorer("logprob", None).score([node]) == pytest.approx([0.6])
+    assert make_scorer("logprob", None).score([node]) == pytest.approx([0.6])
     node.logprobs = ()
-    assert scorer("logprob", None).score([node]) == [None]
+    assert make_scorer("logprob", None).score([node]) == [None]
 
 
 def path_of(*steps):
@@ -52,8 +52,8 @@ def path_of(*steps):
 
 def test_min_logprob_is_the_least_likely_token():
     first, second = path_of((0.9, 0.4, 0.8), ())
-    assert scorer("min-logprob", None).score([first, second]) == [pytest.approx(0.4), None]
-    assert scorer("min-logprob", None).default_aggregate == "min"
+    assert make_scorer("min-logprob", None).score([first, second]) == [pytest.approx(0.4), None]
+    assert make_scorer("min-logprob", None).default_aggregate == "min"
 
 
 def stats_path(name, *steps):
@@ -66,10 +66,10 @@ def stats_path(name, *steps):
 
 def test_entropy_falls_with_a_steps_mean_entropy():
     nodes = stats_path("entropy", (0.0, 0.0), (0.5, 1.5), (math.log(4),), ())
-    scores = scorer("entropy", None).score(nodes)
+    scores = make_scorer("entropy", None).score(nodes)
     assert scores[:3] == pytest.approx([1.0, math.exp(-1.0), 0.25])
     assert scores[3] is None
-    assert scorer("entropy", None).default_aggregate == "mean"
+    assert make_scorer("entropy", None).default_aggregate == "mean"
 
 
 CONFIDENCES = ((5.0, 3.0), (6.0, 6.0), (1.0, 7.0), ())

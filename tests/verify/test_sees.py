@@ -9,7 +9,7 @@ from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.verify.family import family
 from beamwright.verify.path_encoder import PathEncoder
-from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, scorer
+from beamwright.verify.scorers import CallableVerifier, ObjectVerifier, make_scorer
 from beamwright.verify.spec import VerifierSpec
 from fakes import grow, new_tree
 
@@ -56,8 +56,12 @@ def test_a_function_gets_the_steps_that_it_sees(path, sees, shown):
 
 def test_who_says_nothing_sees_answers_and_what_was_drawn_is_seen_whole():
     assert CallableVerifier(lambda problem, steps: 1.0).traits.sees == "answer"
-    assert scorer("logprob", None).traits.sees == scorer("deepconf", None).traits.sees == "both"
-    assert scorer("none", None).traits.sees == "answer"
+    assert (
+        make_scorer("logprob", None).traits.sees
+        == make_scorer("deepconf", None).traits.sees
+        == "both"
+    )
+    assert make_scorer("none", None).traits.sees == "answer"
 
     class Wrong:
         sees = "everything"

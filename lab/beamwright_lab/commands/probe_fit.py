@@ -22,7 +22,7 @@ from torch import Tensor
 from beamwright.errors import InputError
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
-from beamwright.verify.probe import features
+from beamwright.verify.probe import probe_features
 
 _PATHS_AT_ONCE = 16
 _STATES_BYTES = 2 << 30
@@ -96,7 +96,7 @@ def _rows(model: TreeModel, paths: Sequence[FinishedPath]) -> list[Tensor]:
         ids = torch.tensor(path.tokens[path.prompt :], device=hidden.device)
         logprobs = decoder.logits(hidden).float().log_softmax(-1)
         own = logprobs.gather(1, ids[:, None])[:, 0]
-        rows.append(features(decoder, hidden, ids, own).float().cpu())
+        rows.append(probe_features(decoder, hidden, ids, own).float().cpu())
     return rows
 
 

@@ -79,7 +79,7 @@ def _time_product(context: Context, name: str, rows: int) -> dict[str, Any]:
     from beamwright.models.dense import Norm
     from beamwright.models.layer_kernels import add_norm
     from beamwright.models.streaming import product
-    from beamwright.models.trials import draw_cancelling, is_invariant
+    from beamwright.models.trials import draw_cancelling_input, is_invariant
 
     (outputs, columns), like = _PRODUCTS[name], {"device": context.device, "dtype": torch.bfloat16}
     weights = [0.02 * torch.randn(outputs, columns, **like) for _ in range(_LAYERS)]
@@ -89,7 +89,7 @@ def _time_product(context: Context, name: str, rows: int) -> dict[str, Any]:
     ways["in parts"] = lambda x, weight: product(x, weight, None)
     for tile in _TILES[rows]:
         ways[str(tile)] = partial(_multiply_uncut, tile, rows)
-    drawn, weight = draw_cancelling(weights[0])
+    drawn, weight = draw_cancelling_input(weights[0])
     whole, us, equal = F.linear(drawn, weight), {}, {}
     for way, multiply in ways.items():
 
@@ -149,7 +149,7 @@ def _use_tiles(best: dict[int, Tile]) -> Iterator[list[tuple[int, ...]]]:
     def choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear]:
         found = usual(weight, bias, always=always)
         if found is Linear and not always:
-            x, like = trials.draw_cancelling(weight)
+            x, like = trials.draw_cancelling_input(weight)
             whole, counts = F.linear(x, like, bias), (8, _FEW, _FEW + 8, _MANY)
             if trials.is_invariant(NarrowLinear(like, bias), x, whole, counts):
                 shapes.append(tuple(weight.shape))

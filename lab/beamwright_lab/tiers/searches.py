@@ -17,7 +17,7 @@ from beamwright.models.named import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile, with_cuda_graphs
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree.recording import write_recorded
+from beamwright.tree.recording import write_tree_record
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import DraftedCosts, Drafts, RooflineCosts
@@ -129,7 +129,7 @@ def _recorded(n: int, width: int) -> RecordedTree:
         say(f"recording a search, n = {n}")
         solver = Solver(model="bundled", verifier="bundled", search="beam", n=n, width=width)
         file.parent.mkdir(exist_ok=True)
-        write_recorded(solver.solve(PROBLEM).tree, file)
+        write_tree_record(solver.solve(PROBLEM).tree, file)
     return read_recorded(file)
 
 

@@ -22,7 +22,7 @@ from beamwright.library import instructions, library
 from beamwright.models.decoder import FEW_ROWS, ROW_MULTIPLE, TILE_ROWS, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.grouped import round_to_groups
-from beamwright.models.linear import PackedLinear, packer, prepack
+from beamwright.models.linear import PackedLinear, make_packer, prepack_linear
 from beamwright.models.named import shape_from_text
 from beamwright.models.native import NativeLinear
 from beamwright.models.weights import random_weights
@@ -78,7 +78,7 @@ def matmul_libraries() -> dict[str, Any]:
     """
     products: dict[str, Any] = {}
     for dtype, best in ((torch.float32, _FLOAT32), (torch.bfloat16, _BFLOAT16)):
-        packed = isinstance(prepack(Linear(torch.ones(64, 64, dtype=dtype))), PackedLinear)
+        packed = isinstance(prepack_linear(Linear(torch.ones(64, 64, dtype=dtype))), PackedLinear)
         named = str(dtype).removeprefix("torch.")
         products[named] = _named("oneDNN, packed" if packed else "torch's own", best)
     codes = instructions() or _TURNED_BACK + ": installed without a C compiler"
@@ -101,7 +101,7 @@ def _named(product: str, instructions: Sequence[str]) -> str:
 
 def _small_decoder() -> DenseDecoder:
     shape = shape_from_text(_SHAPE)
-    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    return DenseDecoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack_linear))
 
 
 def run_selftest() -> dict[str, bool]:
@@ -121,7 +121,7 @@ def run_selftest() -> dict[str, bool]:
     for name in names or BACKENDS:
         backend = make_attention(name, device, torch.bfloat16)
         for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
-            pack = packer(Storage.PLAIN, torch.bfloat16, "cuda", fixed=tile_rows is not None)
+            pack = make_packer(Storage.PLAIN, torch.bfloat16, "cuda", fixed=tile_rows is not None)
             weights = random_weights(shape, torch.bfloat16, "cuda", 0, pack=pack)
             decoder = DenseDecoder(shape, weights, tile_rows)
             exact[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)

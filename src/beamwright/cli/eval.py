@@ -31,7 +31,7 @@ from beamwright.cli.output import (
 from beamwright.cli.solve import write_page
 from beamwright.cores import num_cores
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.evaluate.advise import MOST_PROBLEMS, advice, trials
+from beamwright.evaluate.advise import MOST_PROBLEMS, make_advice, trial_settings
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import Record, wilson_interval
 from beamwright.evaluate.problems import (
@@ -42,7 +42,7 @@ from beamwright.evaluate.problems import (
     load_problems,
 )
 from beamwright.evaluate.recipes import NamedSettings, read_recipe
-from beamwright.evaluate.run import run, verdicts
+from beamwright.evaluate.run import judge_votes, run
 from beamwright.search import DEFAULT_SEARCH
 from beamwright.verify.find import check_models
 
@@ -195,7 +195,7 @@ class _Evaluation:
                 "--advise needs right answers, the problems have none. Set --answer-field."
             )
         settings, found = runs[0].settings, dict[str, list[Record]]()
-        asked = trials(settings)
+        asked = trial_settings(settings)
         for name, each in asked.items():
             out = None if self.out is None else self.out / name
             _, records = self._run(each, out, f"{name}: ")
@@ -204,10 +204,10 @@ class _Evaluation:
         def judge(record: Record) -> Mapping[str | None, bool | None]:
             votes = {each["answer"]: each["vote"] for each in record.candidates}
             solved = {"answer": record.answer, "settings": settings.model_dump(mode="json")}
-            return verdicts(record.gold, solved, votes, self.checker, record.problem)
+            return judge_votes(record.gold, solved, votes, self.checker, record.problem)
 
         searched = asked.get("search", settings).search.search or DEFAULT_SEARCH
-        said = advice(found["samples"], found.get("search", ()), searched, judge)
+        said = make_advice(found["samples"], found.get("search", ()), searched, judge)
         return {"dataset": self.problem_set.name, "problems": len(found["samples"]), **said}
 
     def _run(

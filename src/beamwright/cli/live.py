@@ -30,7 +30,7 @@ from beamwright.counters import Progress
 from beamwright.io import write_atomically
 from beamwright.protocols import RoundReport
 from beamwright.search.revise import best_answer_node
-from beamwright.search.rounds import ranked
+from beamwright.search.rounds import sort_by_rank
 from beamwright.tree import Node, NodeState, SearchTree
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class _Drawing:
 
     def _label(self, nodes: Sequence[Node]) -> Text:
         """Return the line of nodes with equal text: the one with the best score, and the number."""
-        node, marks = ranked(nodes)[0], self._marks
+        node, marks = sort_by_rank(nodes)[0], self._marks
         alive, finished = node in self._alive, node.state is NodeState.FINISHED
         share, color = None, "default"
         if node.score is not None:

@@ -274,9 +274,9 @@ def _write_files(files: Mapping[str, Path], solution: Solution, timeline: Timeli
         elif name == "tree":
             write_page(file, solution)
         elif name == "record-tree":
-            from beamwright.tree.recording import write_recorded
+            from beamwright.tree.recording import write_tree_record
 
-            write_recorded(solution.tree, file)
+            write_tree_record(solution.tree, file)
         elif name == "picture":
             write_picture(solution, file)
 

@@ -32,7 +32,7 @@ from beamwright.protocols import (
 )
 from beamwright.search import strategy_row
 from beamwright.search.lookahead import rollout_start, rollout_steps
-from beamwright.search.rounds import TIE, duplicates, ranked
+from beamwright.search.rounds import TIE, find_duplicates, sort_by_rank
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
 
@@ -339,10 +339,10 @@ class StopRule:
             places -= sum(node.state is NodeState.PRUNED for node in tree.nodes())
         ended = [node for node in kept if node.ended]
         if self._row.finals is None:
-            ended = ranked(ended)[:places]
+            ended = sort_by_rank(ended)[:places]
         left = max(0, places - len(ended))
         shown = max(0, left - len(unfinished_paths(tree)))
-        unfinished = ranked(node for node in kept if not node.ended)[:shown]
+        unfinished = sort_by_rank(node for node in kept if not node.ended)[:shown]
         staying = {*ended, *unfinished}
         dropped = [
             node
@@ -368,7 +368,7 @@ class StopRule:
         candidates = [node for node in tree.candidates() if not node.greedy]
         dropped: Iterable[Node] = self._pruned_alone(actions)
         if self._search.filter_duplicates and self._row.competes:
-            dropped = duplicates(candidates, self._search.width if self._row.apart else None)
+            dropped = find_duplicates(candidates, self._search.width if self._row.apart else None)
         return [node for node in candidates if node not in dropped]
 
 

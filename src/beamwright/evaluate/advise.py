@@ -32,7 +32,7 @@ _SAMPLES = 2  # the sampling run draws this many samples per candidate of the se
 _SURE = 1.0  # a method is recommended if it leads the vote by this many standard errors
 
 
-def trials(settings: Settings) -> dict[str, Settings]:
+def trial_settings(settings: Settings) -> dict[str, Settings]:
     """Return the settings of the runs: `samples`, and `search` if a verifier scores steps.
 
     The search is the requested one if its paths compete for places, else beam search.
@@ -107,7 +107,7 @@ def _pool(record: Record, verdicts: Mapping[str | None, bool | None]) -> _Pool:
     return _Pool(paths, tokens / count, drawn_s / count, total_s / count)
 
 
-def advice(
+def make_advice(
     samples: Sequence[Record], search: Sequence[Record], name: str, judge: Judge
 ) -> dict[str, Any]:
     """Return the object that `eval --advise --json` prints.

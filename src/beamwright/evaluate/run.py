@@ -78,7 +78,7 @@ def make_record(
     answers = [candidate["answer"] for candidate in candidates]
     votes = [candidate["vote"] for candidate in candidates]
     found = dict(zip(answers, votes, strict=True))
-    right = {**verdicts(problem.answer, solution, found, checker, problem.problem)}
+    right = {**judge_votes(problem.answer, solution, found, checker, problem.problem)}
     hung = [each for each, known in right.items() if known is None and problem.answer is not None]
     right |= dict.fromkeys(hung, False)
     complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
@@ -122,7 +122,7 @@ def step_tokens(end: Node) -> list[list[int]]:
     return [] if any(node.turn for node in path) else [[*node.token_ids] for node in path]
 
 
-def verdicts(
+def judge_votes(
     gold: str | None,
     solution: Mapping[str, Any],
     votes: Mapping[str | None, str | None],

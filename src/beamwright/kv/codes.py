@@ -19,7 +19,7 @@ _EXPONENTS = -100, 100  # smallest and largest exponent of a scale, for dtypes w
 _GRIDS = {"int8": (127, 7, (-24, 9)), "fp8": (448, 9, (-15, 7))}
 
 
-def powers(exponents: Tensor) -> Tensor:
+def powers_of_two(exponents: Tensor) -> Tensor:
     """Return 2 ** exponents in float32, exactly. (`torch.pow` does not guarantee that.)"""
     return ((exponents.to(torch.int32) + _BIAS) << _MANTISSA_BITS).view(torch.float32)
 
@@ -35,7 +35,7 @@ def _quantise_values(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
     mantissa, exponents = torch.frexp(wide.abs().amax(-1))
     exponents = exponents - bits + (mantissa > limit / 2**bits)
     exponents = exponents.clamp_(low, high)
-    scaled = (wide * powers(-exponents).unsqueeze(-1)).clamp_(-limit, limit)
+    scaled = (wide * powers_of_two(-exponents).unsqueeze(-1)).clamp_(-limit, limit)
     if kept == "int8":
         return scaled.round_(), exponents
     return scaled.to(torch.float8_e4m3fn).to(wide.dtype), exponents
@@ -47,7 +47,7 @@ def round_to_grid(values: Tensor, kept: KVDtype) -> Tensor:
     A second call changes nothing.
     """
     codes, exponents = _quantise_values(values, kept)
-    return codes.mul_(powers(exponents).unsqueeze(-1)).to(values.dtype)
+    return codes.mul_(powers_of_two(exponents).unsqueeze(-1)).to(values.dtype)
 
 
 def quantise(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
@@ -61,10 +61,10 @@ def quantise(values: Tensor, kept: KVDtype) -> tuple[Tensor, Tensor]:
 def dequantise(codes: Tensor, exponents: Tensor, kept: KVDtype, dtype: torch.dtype) -> Tensor:
     """Dequantise codes and exponents that `quantise` returned, to the model's dtype."""
     numbers = (codes.view(torch.float8_e4m3fn) if kept == "fp8" else codes).float()
-    return numbers.mul_(powers(exponents).unsqueeze(-1)).to(dtype)
+    return numbers.mul_(powers_of_two(exponents).unsqueeze(-1)).to(dtype)
 
 
-def hadamard(head_dim: int) -> tuple[Tensor, float]:
+def hadamard_matrix(head_dim: int) -> tuple[Tensor, float]:
     """Return a Hadamard rotation that makes heads with outliers easier to quantise, and a factor.
 
     The matrix [head_dim, head_dim] is block diagonal. A block's size is the largest power of two

@@ -112,7 +112,7 @@ class SharedMemory(ScratchMeter):
         assert block_bytes <= self._most
         count, room = self.total_bytes // block_bytes, self.total_bytes + _ALIGNED_BYTES
         if self._flat is None:
-            self._flat = zeros(room + 3 * self._most, device)
+            self._flat = allocate_zeros(room + 3 * self._most, device)
             end = -(-(room + self._most) // block_bytes) + 1
             return self._flat[: end * block_bytes].view(end, block_bytes), 0
         over = self.total_bytes - count * block_bytes
@@ -121,7 +121,7 @@ class SharedMemory(ScratchMeter):
         return own.view(count + 1, block_bytes), count - 1
 
 
-def zeros(num_bytes: int, device: str) -> torch.Tensor:
+def allocate_zeros(num_bytes: int, device: str) -> torch.Tensor:
     """Allocate zeros, since masked positions must not hold NaN. CPU pages commit on first use."""
     if device != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -367,7 +367,7 @@ class BlockPool(BlockLedger):
                 self._locked = LockedBlocks(self._most_blocks, self.bytes_per_block)
                 by_block = self._locked.memory.by_block
             else:
-                by_block = zeros(size, device).view(num_blocks, self.bytes_per_block)
+                by_block = allocate_zeros(size, device).view(num_blocks, self.bytes_per_block)
         except (MemoryError, RuntimeError, OSError, ValueError) as error:  # from numpy or torch
             option = "--memory or --kv-memory" if budget.tier == DEVICE_TIER else "--host-memory"
             raise DeviceMemoryError(

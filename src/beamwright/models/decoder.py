@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionView
-from beamwright.kv.codes import hadamard, round_to_grid
+from beamwright.kv.codes import hadamard_matrix, round_to_grid
 from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
@@ -34,7 +34,7 @@ _CAPTURED_ROWS = (8, 16, 32, 64, 96, 128, 192)
 _RUN = 2048  # positions computed at once; fixed, so that values do not depend on how tables grow
 # Rows of a tile with `--deterministic`. One tile holds the batch of a search with 64 beams.
 TILE_ROWS = 64
-# For each head_dim, the Hadamard rotation of queries and keys (`kv.codes.hadamard`).
+# For each head_dim, the Hadamard rotation of queries and keys (`kv.codes.hadamard_matrix`).
 #
 # A rotation is a matrix, and the factor by which a product of two rotated vectors must be
 # multiplied.
@@ -308,7 +308,7 @@ class Decoder(Protocol):
     def set_kv_dtype(self, kv_dtype: KVDtype) -> None:
         """Set the format in which keys and values are stored, and make its rotations."""
         self.kv_dtype = kv_dtype
-        made = {group.head_dim: hadamard(group.head_dim) for group in self.shape.kv_groups}
+        made = {group.head_dim: hadamard_matrix(group.head_dim) for group in self.shape.kv_groups}
         self.rotations = {
             size: (matrix.to(self.device, self.dtype), part)
             for size, (matrix, part) in made.items()

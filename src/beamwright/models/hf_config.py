@@ -20,19 +20,19 @@ from beamwright.errors import InputError, UnsupportedModelError, error_line
 from beamwright.io import read_json_object, read_toml_beside
 from beamwright.models.formats import gguf_metadata
 from beamwright.models.formats.files import (
-    check_method,
+    find_method,
     packed_sizes,
-    quantisation,
     read_config_file,
+    read_quantisation,
 )
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.key_tables import CONFIGS, QUANTISATION, nonempty_keys
 from beamwright.models.hub import BUNDLED, resolve_folder
 from beamwright.models.named import (
     NAMED_SHAPES,
-    frequencies,
     limit_context,
     named_shape,
+    rotary_frequencies,
     shape_from_text,
 )
 from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
@@ -169,9 +169,9 @@ def _built_shape(folder: Path, written: Mapping[str, Any], max_context: int | No
     from transformers import CONFIG_MAPPING  # noqa: PLC0415 (slow import)
 
     _check_known(written, CONFIG_MAPPING)
-    from beamwright.models.survey import shape_of, survey  # noqa: PLC0415 (of torch)
+    from beamwright.models.survey import shape_of, survey_model  # noqa: PLC0415 (of torch)
 
-    return shape_of(survey(config_of(folder)), max_context)
+    return shape_of(survey_model(config_of(folder)), max_context)
 
 
 def _shape_of(given: Any, max_context: int | None) -> ModelShape:
@@ -262,9 +262,9 @@ def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _check_weights(values: Mapping[str, Any]) -> None:
-    if (quantised := quantisation(values)) is not None:
+    if (quantised := read_quantisation(values)) is not None:
         try:
-            check_method(quantised)
+            find_method(quantised)
             QUANTISATION.check(nonempty_keys(quantised), "config.json")
         except UnsupportedModelError as error:
             raise NotBuiltError(
@@ -356,7 +356,7 @@ def _frequencies(
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise NotBuiltError(f"partial rotary positions are not supported; {SUPPORTED}")
     if kind in _UNSCALED:
-        return frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
+        return rotary_frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
 
     freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu", **of_layers)

@@ -94,11 +94,11 @@ def sums_one_row_alike(outputs: int, columns: int, dtype: torch.dtype) -> bool:
     return torch.equal(onednn_linear(x, packed, None), torch.cat(alone))
 
 
-def prepack(linear: Linear) -> Linear:
+def prepack_linear(linear: Linear) -> Linear:
     """Return the projection packed for oneDNN, or unchanged where that fails or differs."""
     weight = linear.weight
     if isinstance(linear, JoinedLinear):
-        return JoinedLinear([prepack(part) for part in linear.parts])
+        return JoinedLinear([prepack_linear(part) for part in linear.parts])
     if type(linear) is not Linear or type(weight) is not Tensor:
         return linear  # quantised, so oneDNN cannot pack it
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
@@ -160,7 +160,7 @@ def head_linear(linear: Linear, storage: Storage) -> Linear:
     return round_to_q8_0(linear) if storage is Storage.BYTES else linear
 
 
-def packer(
+def make_packer(
     storage: Storage, dtype: torch.dtype, device: str, *, fixed: bool = False, kernels: bool = True
 ) -> Callable[[Linear], Linear]:
     """Return a function that converts each loaded projection to the format it is multiplied in.
@@ -168,10 +168,10 @@ def packer(
     fixed: on a GPU, use Beamwright's kernels for all products (`trials.KernelChooser`).
     kernels: False to use no Triton kernels (`--attention reference`).
     """
-    where, pack = torch.device(device), prepack
+    where, pack = torch.device(device), prepack_linear
     if where.type == "cpu":
         codes = pack_for_library if library_accepts(dtype) else blocks_to_groups
-        return lambda linear: prepack(codes(linear))
+        return lambda linear: prepack_linear(codes(linear))
     if kernels and where.type == "cuda" and why_no_kernels(where, dtype) is None:
         from beamwright.models.trials import KernelChooser  # noqa: PLC0415 (loads Triton)
 

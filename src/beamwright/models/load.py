@@ -39,7 +39,7 @@ from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.dense import DenseDecoder
 from beamwright.models.digest import Digest, start_digest
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.files import quantisation, read_config_file
+from beamwright.models.formats.files import read_config_file, read_quantisation
 from beamwright.models.formats.gguf_metadata import gguf_remarks
 from beamwright.models.formats.header import is_gguf
 from beamwright.models.formats.key_tables import (
@@ -51,11 +51,11 @@ from beamwright.models.formats.key_tables import (
 )
 from beamwright.models.hf_config import config_of, read_shape
 from beamwright.models.hub import resolve_folder
-from beamwright.models.linear import packer, prepack, quiet_import
+from beamwright.models.linear import make_packer, prepack_linear, quiet_import
 from beamwright.models.named import limit_context, shape_from_text
 from beamwright.models.native import library_accepts
 from beamwright.models.shape import ModelShape
-from beamwright.models.survey import survey
+from beamwright.models.survey import survey_model
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import (
     Placing,
@@ -133,7 +133,7 @@ def load_model(
     shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
     dtype, storage = resolve_precision(settings, shape, role)
     kernels = settings.attention != "reference"
-    pack = packer(storage, dtype, device, fixed=settings.deterministic, kernels=kernels)
+    pack = make_packer(storage, dtype, device, fixed=settings.deterministic, kernels=kernels)
     codec, digest = None, None
     remarks: tuple[str, ...] = ()
     if folder is None:
@@ -149,7 +149,7 @@ def load_model(
     placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
     decoder: Decoder
     if shape.built is not None and folder is not None:
-        surveyed = survey(config_of(folder), dtype)
+        surveyed = survey_model(config_of(folder), dtype)
         load_adapted(surveyed, open_checkpoint(folder), placing, str(folder))
         decoder = AdaptedDecoder(surveyed, shape, dtype, tile)
     else:
@@ -175,7 +175,7 @@ def _remarks(folder: Path, codec: TextCodec) -> tuple[str, ...]:
         known = {*vars(type(config)()), *config.attribute_map, *CONFIGS["llama"].used}
         known.add("per_layer_config")
         table = KeyTable("config.json", (*known, *(f"{key}.*" for key in known)), HARMLESS)
-    method = QUANTISATION.check(nonempty_keys(quantisation(written) or {}), where)
+    method = QUANTISATION.check(nonempty_keys(read_quantisation(written) or {}), where)
     return (*table.check(nonempty_keys(written), where), *method, *codec.remarks)
 
 
@@ -223,7 +223,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
                 check_weights(stored, shape, str(folder))
             else:
                 unread = Placing(torch.float32, "meta")
-                check_adapted(survey(config_of(folder)), stored, str(folder), unread)
+                check_adapted(survey_model(config_of(folder)), stored, str(folder), unread)
             codec = TextCodec.load(folder)
             remarks = _remarks(folder, codec)
         except InputError as error:
@@ -412,7 +412,7 @@ def products_are_invariant(matrices: tuple[tuple[int, int, int], ...], dtype: to
     generator = torch.Generator().manual_seed(0)
     for rows, columns, _ in matrices:
         weight = torch.randn(rows, columns, generator=generator).to(dtype)
-        product = prepack(Linear(weight))
+        product = prepack_linear(Linear(weight))
         x = torch.randn(_ROWS[-1], columns, generator=generator).to(dtype)
         whole = product(x)
         if not all(torch.equal(product(x[:count]), whole[:count]) for count in _ROWS):

@@ -18,7 +18,7 @@ _SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "con
 _SUFFIXES = ("-instruct", "-chat", "-hf")
 
 
-def frequencies(theta: float, head_dim: int) -> tuple[float, ...]:
+def rotary_frequencies(theta: float, head_dim: int) -> tuple[float, ...]:
     """Return the inverse rotary frequencies [head_dim / 2] without scaling.
 
     theta: the base, `rope_theta` in a config.
@@ -41,7 +41,7 @@ def _shape(
     head_dim = head_dim or sizes["hidden"] // sizes["heads"]
     fields = {**FAMILIES[family].flags(SimpleNamespace()), **sizes, **flags}
     if "learned_positions" not in fields:
-        fields["inv_freq"] = frequencies(theta, head_dim)
+        fields["inv_freq"] = rotary_frequencies(theta, head_dim)
     return ModelShape(family, head_dim=head_dim, full_context=sizes["context"], **fields)
 
 

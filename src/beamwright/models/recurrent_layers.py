@@ -112,7 +112,7 @@ def cache_argument(module: torch.nn.Module) -> str | None:
     return next((name for name in _CACHES if name in names), None)
 
 
-def states_of(
+def find_states(
     module: torch.nn.Module, layer: int, call: inspect.BoundArguments
 ) -> tuple[StatePart, ...]:
     """Run a module once to learn which states it keeps; () if it keeps none.

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from beamwright.errors import error_line
 from beamwright.models.linear import quiet_import
-from beamwright.models.recurrent_layers import check_stateless, find_cache_modules, states_of
+from beamwright.models.recurrent_layers import check_stateless, find_cache_modules, find_states
 from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
 
 # Name under which Beamwright's attention and experts are registered in `transformers`.
@@ -152,7 +152,7 @@ def _register() -> None:
 # --- the survey ------------------------------------------------------------------------------
 
 
-def survey(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
+def survey_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
     """Build a config's model on the meta device, run it there, and return what the run shows.
 
     Raises:
@@ -254,7 +254,7 @@ def _run(surveyed: Survey) -> None:
         module = surveyed.layers[layer].get_submodule(name)
         if attending.intersection(module.modules()):
             check_stateless(module, call)
-        elif parts := states_of(module, layer, call):
+        elif parts := find_states(module, layer, call):
             at = ".".join(filter(None, (surveyed.layers_at, str(layer), name)))
             surveyed.recurrent[at] = parts
     kept = {parts[0].layer for parts in surveyed.recurrent.values()}

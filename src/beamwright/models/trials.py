@@ -107,7 +107,7 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
         return Linear
     if always:
         return StreamedLinear
-    x, like = draw_cancelling(weight)
+    x, like = draw_cancelling_input(weight)
     whole = F.linear(x, like, bias)
     if not is_invariant(lambda rows: F.linear(rows, like, bias), x, whole, _ROWS):
         return StreamedLinear
@@ -188,7 +188,7 @@ def _agrees(way: ManyRowsProduct, x: Tensor, codes: Codes, bias: Tensor | None, 
 def _draw_cancelling_codes(
     linear: GroupedLinear, outputs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Codes]:
-    """Draw rows and a quantised weight whose products cancel, as `draw_cancelling` does.
+    """Draw rows and a quantised weight whose products cancel, as `draw_cancelling_input` does.
 
     outputs: number of the weight's outputs. Columns and format are those of `linear`.
     """
@@ -214,7 +214,7 @@ def is_invariant(
     return all(torch.equal(work(x[:count]), whole[:count]) for count in counts if count <= len(x))
 
 
-def draw_cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
+def draw_cancelling_input(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows, and a weight of the same size as `weight`, whose products are 0 up to rounding.
 
     So the products are rounding errors, and any other order of summation changes their bits. If the

@@ -46,7 +46,7 @@ class Placing:
 
     dtype, device: precision and device of plain weights.
     storage: the format of the layers' projections.
-    pack: converts each projection and the LM head to its final format (`linear.packer`).
+    pack: converts each projection and the LM head to its final format (`linear.make_packer`).
     head: False to leave out the LM head.
     tile_rows: rows per tile, see `Decoder`; None for no tiles.
     has_others: True if the file may contain more tensors outside of layers, such as a score head.

@@ -172,7 +172,7 @@ class PageTree:
         moved = self._kv.get(node) != kv
         if now == before and not moved:
             return None
-        step: StepEvent = {"lineage": dotted(node)}
+        step: StepEvent = {"lineage": dotted_lineage(node)}
         if now != before:
             self._known[node] = now
             step.update(_selection_values(node))
@@ -189,7 +189,7 @@ class PageTree:
         return step
 
 
-def dotted(node: Node) -> str:
+def dotted_lineage(node: Node) -> str:
     """Return the node's lineage joined by dots, without the problem's id."""
     return ".".join(map(str, node.lineage[1:]))
 
@@ -197,7 +197,7 @@ def dotted(node: Node) -> str:
 def _selection_values(node: Node) -> StepEvent:
     """Return the values of a node that scoring and selection change."""
     step: StepEvent = {
-        "lineage": dotted(node),
+        "lineage": dotted_lineage(node),
         "state": node.state.value,
         "stop": None if node.stop is None else node.stop.value,
         "score": nonfinite_as_null(node.score),
@@ -299,7 +299,7 @@ def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> s
         _about(problem, {}),
         PageTree().changes(tree),
         answer=answer,
-        chosen=None if chosen is None else dotted(chosen),
+        chosen=None if chosen is None else dotted_lineage(chosen),
         reason_fewer=tree.reason_fewer,
     )
     run = {"format": RUN_FORMAT, "version": RUN_VERSION, "events": events}

@@ -140,7 +140,7 @@ def problem_from_json(asked: Any, where: str) -> Problem | int:
 
 
 @cache
-def versions() -> Mapping[str, str]:
+def package_versions() -> Mapping[str, str]:
     """Return the versions of Beamwright, torch, transformers and tokenizers, by name."""
     program = import_module(__name__.partition(".")[0])
     packages = {name: version(name) for name in ("torch", "transformers", "tokenizers")}

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from beamwright.schedule.forest import Forest, Overlap
 
 
-def beam_sets(
+def make_beam_sets(
     forest: Forest,
     *,
     balance: bool = True,

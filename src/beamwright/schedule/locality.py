@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from beamwright.plan.machines import PassCosts
 from beamwright.protocols import KVDemand, Parking, Plan, ScheduleView
-from beamwright.schedule.algorithm_one import beam_sets
+from beamwright.schedule.algorithm_one import make_beam_sets
 from beamwright.schedule.declare import Schedule, batched_plan, schedule
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.ranges import plan_ranges
@@ -90,7 +90,7 @@ class LocalitySchedule(Schedule):
             return [range(num_beams)] if num_beams else []
         if settings.planner == "ranges" and settings.inter_beam:
             return plan_ranges(forest, balance=settings.balance, max_batch=max_batch)
-        sets = beam_sets(
+        sets = make_beam_sets(
             forest,
             balance=settings.balance,
             max_batch=max_batch,

@@ -11,7 +11,7 @@ from beamwright.protocols import Action, Prospect
 from beamwright.registry import LAB_HINT, option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.prospects import FORESIGHTS
-from beamwright.search.rounds import even_shares, give_children, open_round, ranked
+from beamwright.search.rounds import even_shares, give_children, open_round, sort_by_rank
 from beamwright.tree import Node, SearchTree
 
 # Token limits of the first, second, ... step (FlashTTS, Fig. 11).
@@ -61,7 +61,10 @@ class BeamSearch(SearchPolicy):
         this = open_round(tree, self.search)
         if not this.going:
             return this.actions
-        return [*this.actions, *extend_best(ranked(this.going), this.slots, self.search.width)]
+        return [
+            *this.actions,
+            *extend_best(sort_by_rank(this.going), this.slots, self.search.width),
+        ]
 
     @property
     def foresees_by_score(self) -> bool:  # type: ignore[override]

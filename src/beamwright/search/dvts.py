@@ -15,7 +15,7 @@ from beamwright.protocols import Action, Extend, FinishPath, Prospect, Prune
 from beamwright.search import strategy
 from beamwright.search.beam import BeamSearch
 from beamwright.search.prospects import best_first
-from beamwright.search.rounds import open_round, ranked, subtree_of
+from beamwright.search.rounds import open_round, sort_by_rank, subtree_of
 from beamwright.tree import Node, SearchTree
 
 
@@ -45,7 +45,7 @@ class DiverseTrees(BeamSearch):
         taken = Counter(subtree_of(node, width) for node in (*tree.finished(), *ended))
         actions = this.actions.copy()
         for number, nodes in sorted(self._subtrees(this.going).items()):
-            best, *rest = ranked(nodes)
+            best, *rest = sort_by_rank(nodes)
             actions += [Extend(best, width - taken[number]), *map(Prune, rest)]
         return actions
 

@@ -19,8 +19,8 @@ from beamwright.search.rounds import (
     give_children,
     largest_remainder,
     open_round,
-    ranked,
     score_weights,
+    sort_by_rank,
 )
 from beamwright.tree import Node, SearchTree
 
@@ -46,7 +46,7 @@ class DynamicBranching(SearchPolicy):
         this = open_round(tree, self.search)
         if not this.going:
             return this.actions
-        best_first = ranked(this.going)
+        best_first = sort_by_rank(this.going)
         shares = self._shares([node.score for node in best_first], this.slots)
         return [*this.actions, *give_children(best_first, shares)]
 

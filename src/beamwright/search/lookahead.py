@@ -16,7 +16,7 @@ from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.beam import BeamSearch, extend_best
 from beamwright.search.prospects import predict_certain
-from beamwright.search.rounds import open_round, ranked
+from beamwright.search.rounds import open_round, sort_by_rank
 from beamwright.tree import Node, SearchTree
 
 
@@ -48,7 +48,7 @@ class Lookahead(BeamSearch):
         rolling = [leaf for leaf in leaves if not leaf.ended]
         if rolled < self.lookahead and rolling:
             return [Extend(leaf, 1, greedy=True) for leaf in rolling]
-        best = [rollout_start(leaf) for leaf in ranked(leaves)]
+        best = [rollout_start(leaf) for leaf in sort_by_rank(leaves)]
         slots = self.search.n - len(tree.finished())
         rollouts = [node for leaf in leaves for node in rollout_steps(leaf)]
         return [*map(Prune, rollouts), *extend_best(best, slots, self.search.width)]

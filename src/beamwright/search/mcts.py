@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.protocols import Action, EndSearch, Extend, FinishPath, Prune
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
-from beamwright.search.rounds import ranked
+from beamwright.search.rounds import sort_by_rank
 from beamwright.tree import Node, NodeState, SearchTree
 
 _NODES_PER_CANDIDATE = 16
@@ -76,7 +76,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         settings = self.search
         if tree.rounds == 0:
             return [Extend(tree.root, settings.n)]
-        ended = ranked(node for node in tree.candidates() if node.ended)
+        ended = sort_by_rank(node for node in tree.candidates() if node.ended)
         waiting = [node for node in tree.candidates() if not node.ended]
         places = settings.n - len(tree.finished())
         actions: list[Action] = [*map(FinishPath, ended[:places]), *map(Prune, ended[places:])]
@@ -90,7 +90,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         if open_to:
             written = f"--nodes {self.most_nodes} was reached"
             reason = f"{places} of {settings.n} paths were unfinished when {written}"
-        return [*actions, *map(Prune, ranked(waiting)[places:]), EndSearch(reason)]
+        return [*actions, *map(Prune, sort_by_rank(waiting)[places:]), EndSearch(reason)]
 
     def _extended(self, tree: SearchTree, open_to: Sequence[Node]) -> list[Extend]:
         """Return the actions that extend leaves in this round.

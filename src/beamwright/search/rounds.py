@@ -44,7 +44,7 @@ def open_round(
     if tree.rounds == 0:
         return Round([Extend(tree.root, settings.n)])
     candidates = tree.candidates()
-    dropped = duplicates(candidates, apart) if settings.filter_duplicates else []
+    dropped = find_duplicates(candidates, apart) if settings.filter_duplicates else []
     ended = [node for node in candidates if node.ended and node not in dropped]
     going = [node for node in candidates if not node.ended and node not in dropped]
     actions: list[Action] = [*map(Prune, dropped), *map(FinishPath, ended)]
@@ -80,7 +80,7 @@ def rank_key(node: Node) -> tuple[float, tuple[str | int, ...]]:
     return (-score, node.lineage[1:])
 
 
-def ranked(nodes: Iterable[Node]) -> list[Node]:
+def sort_by_rank(nodes: Iterable[Node]) -> list[Node]:
     """Sort nodes by score, the best first.
 
     Ties are sorted by lineage, so that the order never depends on the schedule.
@@ -98,7 +98,7 @@ def subtree_of(node: Node, apart: int | None) -> int:
     return ordinal // (apart or 1)
 
 
-def duplicates(nodes: Iterable[Node], apart: int | None = None) -> list[Node]:
+def find_duplicates(nodes: Iterable[Node], apart: int | None = None) -> list[Node]:
     """Return the nodes whose path has the same text as the path of an earlier node in `nodes`.
 
     Without a tokenizer no text is known, and the token ids of the paths are compared.

@@ -27,7 +27,7 @@ from beamwright.protocols import (
 from beamwright.search import strategy_row
 from beamwright.search.prospects import predict_certain
 from beamwright.search.revise import best_answer_node
-from beamwright.search.rounds import ranked
+from beamwright.search.rounds import sort_by_rank
 from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree, Turn
 
@@ -88,7 +88,7 @@ class Synthesis(Strategy):
         finish = next((action for action in actions if isinstance(action, EndSearch)), None)
         if finish is None or not solutions:
             return actions
-        best = ranked(map(best_answer_node, solutions))[: self.search.synthesis_size]
+        best = sort_by_rank(map(best_answer_node, solutions))[: self.search.synthesis_size]
         chosen = sorted(best, key=lambda node: node.lineage[1:])
         problem = tree.root.problem_text
         turn = self._turn(solutions_prompt(self._template, problem, chosen))

@@ -23,7 +23,7 @@ from typing import Any
 
 from beamwright.engine.endings import cut_before
 from beamwright.models.tokenizer import TextCodec
-from beamwright.serve.body import ApiError, read_arguments, strict_json
+from beamwright.serve.body import ApiError, parse_strict_json, read_arguments
 from beamwright.serve.job import ReplyText, SearchJob
 from beamwright.solver.solution import Candidate
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, StopReason
@@ -147,7 +147,7 @@ def split_tool_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     calls = []
     for match in _CALL.finditer(text):
         try:
-            call = strict_json(match[1])
+            call = parse_strict_json(match[1])
             name, given = call.pop("name"), [call.pop(each) for each in _ARGUMENTS if each in call]
             arguments = read_arguments(*given)
         except (ValueError, KeyError, TypeError):  # TypeError: arguments are given twice
@@ -226,7 +226,7 @@ def completion_logprobs(
     }
 
 
-def usage(jobs: Sequence[SearchJob]) -> dict[str, Any]:
+def usage_fields(jobs: Sequence[SearchJob]) -> dict[str, Any]:
     """Return the `usage` object of a reply, summed over its jobs.
 
     completion_tokens: all tokens that the generator wrote.

@@ -209,7 +209,7 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     if len(body) > limits.body_bytes:
         raise limits.too_large
     try:
-        value = strict_json(body.decode("utf-8"), limits)
+        value = parse_strict_json(body.decode("utf-8"), limits)
     except ValueError as error:
         said = message_of(error)
         said = said if said.startswith(("has", "is")) else f"cannot be read as JSON: {said}"
@@ -219,7 +219,7 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     return value
 
 
-def strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
+def parse_strict_json(text: str, limits: ServerLimits = _DEFAULT) -> Any:
     """Parse a JSON text within the limits `depth` and `values`.
 
     Raises:
@@ -246,12 +246,12 @@ def read_arguments(given: Any = None) -> Any:
     text whose value is a string is returned unchanged as well.
 
     Raises:
-        ValueError: as `strict_json` does, except for a text that is not JSON.
+        ValueError: as `parse_strict_json` does, except for a text that is not JSON.
     """
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
-        value = strict_json(given) if isinstance(given, str) else given
+        value = parse_strict_json(given) if isinstance(given, str) else given
     except json.JSONDecodeError:
         return given
     return {} if value is None else given if isinstance(value, str) else value
@@ -407,7 +407,7 @@ class Fields(BaseModel):
         return self.include_reasoning is not False and not excluded
 
 
-def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
+def parse_fields(kind: type[F], body: Mapping[str, Any]) -> F:
     """Validate a request's body as the model `kind`.
 
     Raises:

@@ -23,10 +23,10 @@ from beamwright.serve.body import (
     Fields,
     Whole,
     api_error,
-    parsed,
+    parse_fields,
     read_arguments,
 )
-from beamwright.serve.endpoint import Endpoint, event
+from beamwright.serve.endpoint import Endpoint, format_event
 from beamwright.serve.job import ReplyText, SearchJob, without_rounds
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
@@ -121,7 +121,7 @@ class CompletionFields(Fields):
     include_stop_str_in_output: bool | None = Field(None, strict=True)
 
 
-def conversation(
+def make_conversation(
     messages: list[Message], param: str, args: Mapping[str, Any] | None = None
 ) -> Conversation:
     """Convert messages to a conversation in the form that chat templates expect.
@@ -217,7 +217,7 @@ class ChoicesEndpoint(Endpoint):
         return {
             **self._head(self.kind),
             "choices": choices,
-            "usage": answers.usage(self.jobs),
+            "usage": answers.usage_fields(self.jobs),
             "search": facts[0] if len(facts) == 1 else facts,
         }
 
@@ -237,8 +237,8 @@ class ChoicesEndpoint(Endpoint):
             for part in self._ends(job, offset, sent):
                 yield part
         if self._with_usage:
-            yield event(
-                {**self._head(self.chunk), "choices": [], "usage": answers.usage(self.jobs)}
+            yield format_event(
+                {**self._head(self.chunk), "choices": [], "usage": answers.usage_fields(self.jobs)}
             )
 
     def _told(
@@ -287,7 +287,7 @@ class ChoicesEndpoint(Endpoint):
 
     def error_event(self, error: ApiError) -> bytes:
         """Build the event of an error in OpenAI's format."""
-        return event(error.body)
+        return format_event(error.body)
 
     @property
     def _with_usage(self) -> bool:
@@ -315,7 +315,7 @@ class ChoicesEndpoint(Endpoint):
     ) -> bytes:
         choice = {"index": index, **self.delta(said), "finish_reason": finish, "logprobs": logprobs}
         unused = {"usage": None} if self._with_usage else {}
-        return event({**self._head(self.chunk), "choices": [choice], **unused, **more})
+        return format_event({**self._head(self.chunk), "choices": [choice], **unused, **more})
 
 
 class ChatEndpoint(ChoicesEndpoint):
@@ -329,12 +329,12 @@ class ChatEndpoint(ChoicesEndpoint):
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one search."""
-        self.fields = fields = parsed(ChatFields, body)
+        self.fields = fields = parse_fields(ChatFields, body)
         if fields.top_logprobs and not fields.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs: true", "top_logprobs")
         self.streamed = bool(fields.stream)
         self._tools = bool(fields.tools) and fields.tool_choice != "none"
-        problem = conversation(fields.messages, "messages", fields.chat_template_kwargs)
+        problem = make_conversation(fields.messages, "messages", fields.chat_template_kwargs)
         if self._tools:
             codec = self.queue.solver.codec
             if codec is None or not codec.takes_tools:
@@ -389,7 +389,7 @@ class CompletionsEndpoint(ChoicesEndpoint):
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one search per prompt."""
-        self.fields = fields = parsed(CompletionFields, body)
+        self.fields = fields = parse_fields(CompletionFields, body)
         for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
             if fields.stream and getattr(fields, name):
                 raise ApiError(400, f"{name}: not supported with stream: true", name, "unsupported")

@@ -170,6 +170,6 @@ class EventStream(StreamingResponse):
             self._gone()
 
 
-def event(data: Mapping[str, Any]) -> bytes:
+def format_event(data: Mapping[str, Any]) -> bytes:
     """Encode one server-sent event in ASCII, so that no chunk can end inside a character."""
     return b"data: " + json.dumps(nonfinite_as_null(data), allow_nan=False).encode() + b"\n\n"

@@ -29,13 +29,13 @@ from beamwright.page.runs import (
     Event,
     PageTree,
     begin_event,
-    dotted,
+    dotted_lineage,
     end_event,
     fill_page,
 )
 from beamwright.protocols import RoundReport
 from beamwright.search import STRATEGIES
-from beamwright.serve.body import AsciiJSON, parsed, read_body
+from beamwright.serve.body import AsciiJSON, parse_fields, read_body
 from beamwright.serve.server import owner_of
 from beamwright.tree import Node
 
@@ -229,7 +229,7 @@ def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
     return {
         "nodes": shown.last_changes(solution.tree),
         "answer": solution.answer,
-        "chosen": dotted(solution.tree.node(solution.lineage)),
+        "chosen": dotted_lineage(solution.tree.node(solution.lineage)),
         "reason_fewer": solution.reason_fewer,
         "warnings": list(solution.warnings),
         "elapsed_s": solution.time.total_s,
@@ -293,7 +293,7 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) 
         """Begin a search, and return its id."""
         if queue is None:
             raise HTTPException(405, "saved runs are read-only")
-        given = await read_body(request, queue.limits, partial(parsed, FeedProblem))
+        given = await read_body(request, queue.limits, partial(parse_fields, FeedProblem))
         job = await queue.begin_search(given.problem, given.options, owner_of(request))
         return {"id": job.id}
 

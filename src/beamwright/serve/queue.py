@@ -16,7 +16,7 @@ import beamwright
 from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
 from beamwright.serve.answers import final_text, raw_reply, split_reply
-from beamwright.serve.body import ApiError, Fields, ServerLimits, api_error, log, parsed
+from beamwright.serve.body import ApiError, Fields, ServerLimits, api_error, log, parse_fields
 from beamwright.serve.job import RequestReader, RoundSummary, SearchJob
 from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation, RawPrompt
@@ -130,7 +130,7 @@ class RequestQueue:
         """Submit a problem with a recipe's options; returns and raises as `begin` does."""
 
         def read() -> SearchJob:
-            fields = parsed(Fields, {"model": self.reader.name, "search": dict(options)})
+            fields = parse_fields(Fields, {"model": self.reader.name, "search": dict(options)})
             return self.reader.make_job(
                 fields, Conversation(({"role": "user", "content": problem},))
             )

@@ -14,10 +14,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from beamwright.serve.answers import choices_of, finish_reason_of, split_reply, unsent_text, usage
-from beamwright.serve.body import ITEMS, ApiError, Count, Fields, parsed
-from beamwright.serve.chat import Message, conversation
-from beamwright.serve.endpoint import Endpoint, event
+from beamwright.serve.answers import (
+    choices_of,
+    finish_reason_of,
+    split_reply,
+    unsent_text,
+    usage_fields,
+)
+from beamwright.serve.body import ITEMS, ApiError, Count, Fields, parse_fields
+from beamwright.serve.chat import Message, make_conversation
+from beamwright.serve.endpoint import Endpoint, format_event
 from beamwright.serve.job import SearchJob, text_of
 
 _MISSING = {
@@ -79,11 +85,11 @@ class ResponsesEndpoint(Endpoint):
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one search."""
-        fields = self.fields = parsed(ResponseFields, body)
+        fields = self.fields = parse_fields(ResponseFields, body)
         if fields.n not in (None, 1):
             raise ApiError(400, "n: must be 1", "n")
         self.streamed, self._place = bool(fields.stream), dict[str, Any]()
-        problem = conversation(fields.input, "input", fields.chat_template_kwargs)
+        problem = make_conversation(fields.input, "input", fields.chat_template_kwargs)
         if fields.instructions:
             said = {"role": "system", "content": fields.instructions}
             problem = replace(problem, messages=(said, *problem.messages))
@@ -94,7 +100,7 @@ class ResponsesEndpoint(Endpoint):
         """Build the response object, with the answer of the finished job."""
         (job,) = self.jobs
         (answer,) = choices_of(job)
-        done, counts = finish_reason_of(answer) == "stop", usage([job])
+        done, counts = finish_reason_of(answer) == "stop", usage_fields([job])
         status, reply = "completed" if done else "incomplete", split_reply(job.reply(answer)[-1])
         shown = reply.thought and self.fields.shows_thoughts
         thoughts = [self._thought_item(reply.thought)] if shown else []
@@ -198,7 +204,7 @@ class ResponsesEndpoint(Endpoint):
         return {**item, "content": content, "status": "completed"}
 
     def _say(self, kind: str, **data: Any) -> bytes:
-        said = event({"type": kind, "sequence_number": self._number, **data})
+        said = format_event({"type": kind, "sequence_number": self._number, **data})
         self._number += 1
         return f"event: {kind}\n".encode() + said
 
@@ -238,14 +244,14 @@ class ScoreEndpoint(Endpoint):
 
     def read(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one job that scores all paths."""
-        fields, limits = parsed(ScoreFields, body), self.queue.limits
+        fields, limits = parse_fields(ScoreFields, body), self.queue.limits
         model = fields.model or self.queue.reader.name
         self.queue.reader.options(model)
         match fields.problem, fields.messages:
             case str() as problem, None:
                 asked: Any = problem
             case None, list() as messages:
-                asked = conversation(messages, "messages")
+                asked = make_conversation(messages, "messages")
             case _:
                 raise ApiError(400, "problem: send either problem or messages", "problem")
         paths: list[list[str]] = [p for p in fields.steps if isinstance(p, list)]

@@ -392,7 +392,7 @@ def least_kv_bytes(settings: Settings, models: Sequence[ModelBytes], prompt_toke
     return _pool_bytes(settings.memory.split, models, needs)
 
 
-def advice(
+def memory_advice(
     schedule: str,
     settings: Settings,
     kv_bytes: int,

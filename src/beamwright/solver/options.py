@@ -26,7 +26,7 @@ SHARED = ("model", "memory", "schedule", "sparse")
 OBJECTS: dict[str, Any] = {"verifier": ScoreFunction | Verifier}
 
 
-def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
+def option_fields(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
     """Return each option of these sections, as the type that a caller may pass and the field."""
     options: dict[str, tuple[Any, FieldInfo]] = {}
     for section in sections:
@@ -47,7 +47,7 @@ def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
 
 
 def _types(sections: Sequence[str]) -> dict[str, Any]:
-    return {name: kind for name, (kind, _) in fields_of(sections).items()}
+    return {name: kind for name, (kind, _) in option_fields(sections).items()}
 
 
 PER_REQUEST = tuple(name for name in Settings.model_fields if name not in SHARED)

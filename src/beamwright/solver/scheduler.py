@@ -27,7 +27,7 @@ from beamwright.protocols import SchedulePolicy, traits_of
 from beamwright.search import round_rng
 from beamwright.search.answers import make_answers
 from beamwright.solver.machinery import Machinery
-from beamwright.solver.memory import advice
+from beamwright.solver.memory import memory_advice
 from beamwright.solver.request import Request
 from beamwright.solver.solution import Solution
 from beamwright.solver.solution_maker import SolutionMaker, complete_nodes, final_nodes
@@ -263,7 +263,7 @@ class RequestScheduler:
             request, kv_bytes = next(iter(ended.values())), machinery.plan.kv_bytes
             most = max(len(run.tree.root.token_ids) for run in ended)
             known = request.problem.settings, kv_bytes, machinery.sizes, most
-            error.hint = advice(self._schedule.name, *known)
+            error.hint = memory_advice(self._schedule.name, *known)
             if not request.draws:
                 error.hint = "raise --memory or --kv-memory, or give fewer paths at a time"
         if len(ended) == 1:

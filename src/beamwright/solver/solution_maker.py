@@ -21,7 +21,7 @@ from beamwright.saved import receipt as receipts
 from beamwright.search import doubts, strategy_row
 from beamwright.search.choose import choose
 from beamwright.search.revise import best_answer_node, has_turn
-from beamwright.search.rounds import ranked
+from beamwright.search.rounds import sort_by_rank
 from beamwright.search.synthesis import is_synthesis
 from beamwright.solver import solution as result
 from beamwright.solver.machinery import Machinery
@@ -60,7 +60,7 @@ def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
     """
     finished, unfinished = tree.finished(), [*tree.candidates(), *unfinished_paths(tree)]
     if n is not None:
-        best = ranked(unfinished)[: max(0, n - len(finished))]
+        best = sort_by_rank(unfinished)[: max(0, n - len(finished))]
         unfinished = [leaf for leaf in unfinished if leaf in best]
     return [best_answer_node(leaf) for leaf in [*finished, *unfinished][:n]]
 
@@ -271,7 +271,7 @@ class SolutionMaker:
                 "attention": None if generator is None else generator.backend.name,
                 "threads": str(machinery.threads.count),
             },
-            "versions": receipts.versions(),
+            "versions": receipts.package_versions(),
         }
 
     def _kv(self, run: TreeRun, settings: Settings, new: Mapping[str, Counters]) -> result.KVStats:

@@ -52,7 +52,7 @@ def record_tree(tree: SearchTree) -> dict[str, Any]:
     }
 
 
-def write_recorded(tree: SearchTree, path: Path) -> None:
+def write_tree_record(tree: SearchTree, path: Path) -> None:
     """Write the record of `tree` to the JSON file `path`.
 
     Raises:

@@ -16,7 +16,13 @@ from typing import Any, TypeAlias
 from beamwright.errors import InputError
 from beamwright.io import read_json_object
 from beamwright.sections import Section
-from beamwright.verify.spec import PACKAGED_JUDGE, JudgeSpec, VerifierSpec, read_mapping, validated
+from beamwright.verify.spec import (
+    PACKAGED_JUDGE,
+    JudgeSpec,
+    VerifierSpec,
+    read_mapping,
+    validate_spec,
+)
 
 SPEC_FILE = "verifier.yaml"
 AnySpec: TypeAlias = VerifierSpec | JudgeSpec
@@ -77,8 +83,8 @@ def _validated(written: dict[str, Any], where: str) -> AnySpec:
     `judge.yaml`.
     """
     if "prompt" in written:
-        return validated(JudgeSpec, read_mapping(PACKAGED_JUDGE) | written, where)
-    return validated(VerifierSpec, written, where)
+        return validate_spec(JudgeSpec, read_mapping(PACKAGED_JUDGE) | written, where)
+    return validate_spec(VerifierSpec, written, where)
 
 
 def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
@@ -92,7 +98,7 @@ def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
         written = read_mapping(file)
         written.pop("about", None)  # a description for readers of the file
         detect = written.pop("detect", None)
-        looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
+        looks = None if detect is None else validate_spec(Detect, detect, f"{file}: detect")
         spec = _validated(written, str(file))
         rows[spec.name] = VerifierFamily(spec, looks, written)
     return rows

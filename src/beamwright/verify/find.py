@@ -20,7 +20,13 @@ from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
 from beamwright.tree import SearchTree, make_given_path
 from beamwright.verify.family import AnySpec, family, load_spec
-from beamwright.verify.scorers import PROBE, WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
+from beamwright.verify.scorers import (
+    PROBE,
+    WITHOUT_MODEL,
+    CallableVerifier,
+    ObjectVerifier,
+    make_scorer,
+)
 from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, aggregate, load_judge
 
 if TYPE_CHECKING:
@@ -206,7 +212,7 @@ def resolve_verifier(
             if generator is None:
                 raise InputError(f"--verifier {name}: needs --model, whose hidden states it reads")
             alone = ProbeVerifier(head, generator, settings.model)
-        return VerifierSource(None, None, alone or scorer(kind, rest if colon else None))
+        return VerifierSource(None, None, alone or make_scorer(kind, rest if colon else None))
     from beamwright.models.load import load_model  # noqa: PLC0415 (imports torch)
 
     reads = spec is not None and spec.reads_logits

@@ -24,7 +24,7 @@ from beamwright.errors import InputError
 from beamwright.kv.segments import Path as KVPath
 from beamwright.kv.segments import PathPart, Segment, truncate_path
 from beamwright.models.decoder import Linear
-from beamwright.models.linear import prepack
+from beamwright.models.linear import prepack_linear
 from beamwright.models.load import LoadedModel, is_out_of_memory
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.shape import HEAD_TOKENS
@@ -422,4 +422,4 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
             f"{where}: {given}, but activation {spec.activation} needs {needed}; change activation "
             "or head in verifier.yaml"
         )
-    return [prepack(layer) for layer in layers]
+    return [prepack_linear(layer) for layer in layers]

@@ -29,7 +29,7 @@ from beamwright.errors import InputError, message_of
 from beamwright.io import write_atomically
 from beamwright.models.decoder import Decoder, Linear, apply_in_tiles
 from beamwright.models.digest import start_digest
-from beamwright.models.linear import prepack
+from beamwright.models.linear import prepack_linear
 from beamwright.models.load import LoadedModel
 from beamwright.models.weights import check_finite
 from beamwright.protocols import Traits
@@ -44,7 +44,7 @@ _NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"
 _TILE = 32
 
 
-def features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
+def probe_features(decoder: Decoder, hidden: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
     """Return the head's inputs for the given tokens [tokens, 2 * hidden + 1].
 
     The inputs are float32 if the generator computes in half precision.
@@ -144,7 +144,10 @@ class ProbeVerifier:
         first, first_bias, last, last_bias = (
             tensor.to(decoder.device, dtype) for tensor in head.tensors
         )
-        self._layers = prepack(Linear(first, first_bias)), prepack(Linear(last, last_bias))
+        self._layers = (
+            prepack_linear(Linear(first, first_bias)),
+            prepack_linear(Linear(last, last_bias)),
+        )
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -175,7 +178,7 @@ class ProbeVerifier:
         if hidden:
             device = hidden[0].device
             known = torch.tensor(ids, device=device), torch.tensor(logprobs, device=device)
-            rows = features(self._decoder, torch.cat(hidden), *known)
+            rows = probe_features(self._decoder, torch.cat(hidden), *known)
             values = apply_in_tiles(_TILE, self._log_probabilities, rows)[0].tolist()
         for step, count in zip(steps, counts, strict=True):
             step.handles[OWNER] = math.fsum(values[:count])

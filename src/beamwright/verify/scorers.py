@@ -142,7 +142,7 @@ PROBE = "probe"
 WITHOUT_MODEL = (*_PLAIN, *_MEASURES, PROBE)
 
 
-def scorer(name: str, option: str | None) -> Verifier:
+def make_scorer(name: str, option: str | None) -> Verifier:
     """Create the scorer `name`, one of `WITHOUT_MODEL` except `PROBE`.
 
     option: the text after `name` and a colon, such as the window of DeepConf; None without a colon.

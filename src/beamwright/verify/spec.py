@@ -232,7 +232,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return written
 
 
-def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
+def validate_spec(kind: type[_S], written: dict[str, Any], where: str) -> _S:
     """Validate the declaration `written`, and return it as an instance of `kind`.
 
     where: name of the declaration's file, for error messages.
@@ -350,4 +350,4 @@ def load_judge(folder: Path) -> JudgeSpec:
     """
     file = folder / JUDGE_FILE
     written = read_mapping(PACKAGED_JUDGE) | (read_mapping(file) if file.is_file() else {})
-    return validated(JudgeSpec, written, str(file))
+    return validate_spec(JudgeSpec, written, str(file))

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from beamwright.kv.pool import SharedMemory
 from beamwright.kv.segments import PathPart
-from beamwright.models.linear import prepack
+from beamwright.models.linear import prepack_linear
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from engines import grow, random_decoder
@@ -37,7 +37,7 @@ def test_a_search_grows_the_same_tree(make_solver, kernels):
 def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels):
     """In the middle of a step, while another model takes over where they were."""
     shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
-    found, decoder = [], random_decoder(shape, pack=prepack)
+    found, decoder = [], random_decoder(shape, pack=prepack_linear)
     for moves in (False, True):
         model, other = (
             TreeModel(decoder, kernels("triton-tree"), budget, shared=shared)

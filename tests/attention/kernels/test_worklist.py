@@ -8,8 +8,8 @@ from beamwright.attention.kernels.worklist import (
     Cuts,
     WorkBuffers,
     cut_path,
-    decode_work,
-    prefill_work,
+    make_decode_work,
+    make_prefill_work,
 )
 from beamwright.kv.segments import PathPart
 
@@ -51,7 +51,7 @@ def read_rows(work, num_rows):
 def test_each_row_reads_its_path_in_order(make_forest, seed, queries):
     forest = make_forest(5, seed=seed)
     paths = [None, *forest.paths, ()]  # a row that is not read, and one without a path
-    work = decode_work(paths, 16, CUTS, queries)
+    work = make_decode_work(paths, 16, CUTS, queries)
     assert read_rows(work, len(paths)) == [tokens_of(path) for path in paths]
     assert max(work.items.reshape(-1, 4)[:, 3]) <= queries
 
@@ -60,14 +60,14 @@ def test_what_is_not_on_the_device_cannot_be_read(make_forest):
     segment = make_forest(1).store.create("lost")
     segment.length = 20
     with pytest.raises(AssertionError, match="'lost' is read, but not on the device"):
-        decode_work([(PathPart(segment, 20),)], 16, CUTS, 64)
+        make_decode_work([(PathPart(segment, 20),)], 16, CUTS, 64)
 
 
 @pytest.mark.parametrize("copy_per_row", [False, True])
 def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
     forest = make_forest(4)
     paths, lengths = [*forest.paths[:3], ()], [1, 40, 16, 7]
-    work = prefill_work(paths, lengths, 16, 9, copy_per_row=copy_per_row)
+    work = make_prefill_work(paths, lengths, 16, 9, copy_per_row=copy_per_row)
     covered = []
     for first_entry, num_entries, own, first, count, last, before in work.tiles.reshape(-1, 7):
         row = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
@@ -83,8 +83,8 @@ def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
 def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest):
     forest = make_forest(5)
     buffers = WorkBuffers(torch.device("cpu"))
-    small = decode_work(forest.paths[:2], 16, CUTS, 64)
-    large = decode_work(forest.paths, 16, CUTS, 64)
+    small = make_decode_work(forest.paths[:2], 16, CUTS, 64)
+    large = make_decode_work(forest.paths, 16, CUTS, 64)
     before = buffers.write(large)
     after = buffers.write(small)
     assert buffers.num_moves == 1

@@ -12,7 +12,7 @@ from beamwright import Solver
 from beamwright.io import read_toml_beside
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.tree.recording import write_recorded
+from beamwright.tree.recording import write_tree_record
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.recorded import read_recorded
@@ -50,7 +50,7 @@ def both(solver, solve, file):
     link.cancel = link.wait
     with solver:
         solution = solve(lambda report: trees.update(last=report.tree))
-    write_recorded(trees["last"], file)
+    write_tree_record(trees["last"], file)
     shape = solver.generator.decoder.shape
     model = ModelCosts.of(shape, 4)
     case = Simulation(

@@ -29,10 +29,10 @@ from beamwright.attention.kernels.worklist import (
     Ints,
     WorkBuffers,
     decode_tile,
-    decode_work,
-    most_tiles,
+    make_decode_work,
+    make_prefill_work,
+    max_tiles,
     power_of_two,
-    prefill_work,
 )
 from beamwright.attention.protocols import AttentionBackend, AttentionView, DecodeView
 from beamwright.errors import InputError
@@ -132,7 +132,7 @@ class KernelDecode(DecodeView):
         if not self._stale:
             return
         kv, heads = self._store.kv, heads_of(self._store.kv, num_heads)
-        work = decode_work(
+        work = make_decode_work(
             [path if live else None for path, live in zip(self._paths, self._live, strict=True)],
             kv.block_tokens,
             self._cuts,
@@ -203,7 +203,7 @@ class KernelPrefill(AttentionView):
         The number of programs does not depend on the chunks, because a replay cannot change it.
         """
         queries = self._build(num_tokens, num_heads)
-        self._num_tiles = most_tiles(num_tokens, queries)
+        self._num_tiles = max_tiles(num_tokens, queries)
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None
@@ -218,7 +218,7 @@ class KernelPrefill(AttentionView):
         queries_per_tile = tile_of_prefill(self._store.kv, num_heads).queries
         kv, padding = self._store.kv, num_tokens - sum(self._lengths)
         slots = () if self._slots is None else np.pad(self._slots, (0, padding), constant_values=-1)
-        work = prefill_work(
+        work = make_prefill_work(
             [*self._paths, ()],
             [*self._lengths, padding],
             kv.block_tokens,
@@ -276,7 +276,7 @@ class KernelAttention(AttentionBackend):
     ) -> WorkBuffers:
         """Make work buffers for consecutive prefill views of up to `num_tokens` tokens."""
         queries = tile_of_prefill(store.kv, num_heads).queries
-        room = power_of_two(7 * most_tiles(num_tokens, queries))
+        room = power_of_two(7 * max_tiles(num_tokens, queries))
         return WorkBuffers(store.kv.storage.device, room, headroom=2)
 
     def prefill_view(

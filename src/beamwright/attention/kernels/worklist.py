@@ -275,7 +275,7 @@ class _Part:
     first_slot: int = 0
 
 
-def decode_work(
+def make_decode_work(
     paths: Sequence[Path | None], block_tokens: int, cuts: Cuts, queries_per_tile: int
 ) -> DecodeWork:
     """Build the work lists for one token per row; None in place of a path: the row is unused."""
@@ -339,7 +339,7 @@ def _share(paths: Sequence[Path], block_tokens: int, cuts: Cuts) -> list[list[tu
     return by_row
 
 
-def prefill_work(
+def make_prefill_work(
     paths: Sequence[Path],
     lengths: Sequence[int],
     block_tokens: int,
@@ -370,7 +370,7 @@ def prefill_work(
     return PrefillWork(*map(_ints, (tiles, *entries.lists(), slots)))
 
 
-def most_tiles(num_tokens: int, queries_per_tile: int) -> int:
+def max_tiles(num_tokens: int, queries_per_tile: int) -> int:
     """Return an upper bound on the tiles of a captured pass over `num_tokens`, for any chunks."""
     return num_tokens // queries_per_tile + num_tokens // LEAST_CHUNK
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from beamwright.models.formats.files import check_method, quantisation, read_config_file
+from beamwright.models.formats.files import find_method, read_config_file, read_quantisation
 from beamwright.models.formats.header import is_gguf
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def open_checkpoint(place: Path) -> StoredWeights:
     from beamwright.models.formats.plain_files import PlainFiles  # noqa: PLC0415 - torch
 
     files, has_config = PlainFiles(place), (place / "config.json").is_file()
-    quantised = quantisation(read_config_file(place)) if has_config else None
+    quantised = read_quantisation(read_config_file(place)) if has_config else None
     if quantised is None:
         return files
-    method = check_method(quantised)
+    method = find_method(quantised)
     from beamwright.models.formats.quantised_files import (  # noqa: PLC0415 - torch
         FORMS,
         QuantisedFiles,

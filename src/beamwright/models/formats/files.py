@@ -31,7 +31,7 @@ _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quan
 # --- quantisation ----------------------------------------------------------------------------
 
 
-def quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the section of a config.json that describes quantisation; None if there is none."""
     section = config.get("quantization_config") or config.get("compression_config")
     if config.get("quantization"):
@@ -48,14 +48,14 @@ def read_config_file(folder: Path) -> dict[str, Any]:
         InputError: if config.json is missing, or a file is not a JSON object.
     """
     written, file = read_json_object(folder / "config.json"), folder / "hf_quant_config.json"
-    if file.is_file() and quantisation(written) is None:
+    if file.is_file() and read_quantisation(written) is None:
         said = read_json_object(file).get("quantization")
         if isinstance(said, dict) and said.get("quant_algo"):
             written["quantization_config"] = {"quant_method": "modelopt", **said}
     return written
 
 
-def check_method(quantised: Mapping[str, Any]) -> str:
+def find_method(quantised: Mapping[str, Any]) -> str:
     """Return the quantisation method of a `quantization_config`, one of `METHODS`.
 
     Raises:
@@ -84,7 +84,7 @@ def packed_sizes(
     {}: weights are not quantised, or loading dequantises them.
     matrices: (rows, columns, count) of the projections.
     """
-    if (form := _bits_and_group(quantisation(config) or {})) is None:
+    if (form := _bits_and_group(read_quantisation(config) or {})) is None:
         return {}
     bits, group = form
     packed = 0

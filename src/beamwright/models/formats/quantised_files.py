@@ -163,7 +163,7 @@ class QuantisedFiles:
             ) from error
 
 
-def need(part: Part, ending: str) -> Tensor:
+def require_part(part: Part, ending: str) -> Tensor:
     """Read a projection's tensor by the ending of its name.
 
     Raises:
@@ -175,7 +175,7 @@ def need(part: Part, ending: str) -> Tensor:
     return tensor
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
+def unpack_words(words: Tensor, bits: int) -> Tensor:
     """Unpack int32 [..., count] to codes, uint8 [..., count * 32 / bits], lowest bits first."""
     if not 2 <= bits <= 8:
         raise ValueError(f"{bits} bits")
@@ -192,7 +192,7 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 # --- scales ----------------------------------------------------------------------------------
 
 
-def scaled(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
+def scale_weight(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
     """Multiply a weight by its scale, and return it in float32.
 
     scale: one number, [out], [out, 1], or one number per block [block rows, block columns].
@@ -201,14 +201,14 @@ def scaled(weight: Tensor, scale: Tensor, blocks: Blocks) -> Tensor:
         ValueError: if the scales do not cover the weight.
     """
     scale, size = scale.float(), tuple(weight.shape)
-    rows, columns = scaled_block(size, tuple(scale.shape), blocks)
+    rows, columns = scale_block_size(size, tuple(scale.shape), blocks)
     if scale.numel() == 1:
         return weight.float() * scale.flatten()
-    wide = spread(scale.reshape(-(-size[0] // rows), -1), rows, size[0], 0)
-    return spread(wide, columns, size[1], 1).mul_(weight.float())
+    wide = spread_scales(scale.reshape(-(-size[0] // rows), -1), rows, size[0], 0)
+    return spread_scales(wide, columns, size[1], 1).mul_(weight.float())
 
 
-def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
+def scale_block_size(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
     """Return the number of rows and columns that one scale covers.
 
     size: size of the weight. scales: size of the scales.
@@ -230,7 +230,7 @@ def scaled_block(size: Size, scales: Size, blocks: Blocks) -> tuple[int, int]:
     return fits.pop()
 
 
-def spread(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
+def spread_scales(scales: Tensor, block: int, count: int, dim: int = 0) -> Tensor:
     """Repeat each scale `block` times along `dim`, and cut the result to `count`.
 
     Raises:
@@ -253,13 +253,13 @@ def _awq(part: Part, config: Mapping[str, Any]) -> Groups:
     """
     if str(config.get("version", "gemm")).lower() != "gemm":
         raise ValueError(f"AWQ version {config['version']!r:.20} is not supported; use gemm")
-    scale = need(part, ".scales").float()
-    codes, zeros = (_awq_columns(need(part, f".{name}")) for name in ("qweight", "qzeros"))
+    scale = require_part(part, ".scales").float()
+    codes, zeros = (_awq_columns(require_part(part, f".{name}")) for name in ("qweight", "qzeros"))
     return Groups.around(zeros.t(), 4, codes.t().contiguous(), scale.t())
 
 
 def _awq_columns(words: Tensor) -> Tensor:
-    columns: Tensor = unpacked(words, 4).unflatten(1, (-1, 8))[..., _AWQ_ORDER]
+    columns: Tensor = unpack_words(words, 4).unflatten(1, (-1, 8))[..., _AWQ_ORDER]
     return columns.flatten(1)
 
 
@@ -268,13 +268,17 @@ def _gptq(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
 
     qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out].
     """
-    words, scale, groups = need(part, ".qweight"), need(part, ".scales").float(), part(".g_idx")
+    words, scale, groups = (
+        require_part(part, ".qweight"),
+        require_part(part, ".scales").float(),
+        part(".g_idx"),
+    )
     # `dynamic` in the config may give a projection other bits. With g_idx, shapes tell how many.
     bits = int(config["bits"]) if groups is None else 32 * len(words) // max(1, len(groups))
-    codes = unpacked(words.t(), bits)
+    codes = unpack_words(words.t(), bits)
     # Version 1 stores zero points minus one. Its kernels add the 1 without wrapping around.
     first = config.get("checkpoint_format", "gptq") != "gptq_v2"
-    low = -(unpacked(need(part, ".qzeros"), bits).float() + first) * scale
+    low = -(unpack_words(require_part(part, ".qzeros"), bits).float() + first) * scale
     each = codes.shape[1] // max(1, len(scale))
     if groups is None or torch.equal(groups.long(), torch.arange(codes.shape[1]) // max(1, each)):
         return Groups(bits, codes, scale.t(), low.t())
@@ -288,19 +292,21 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
 
     Codes are signed. In the packed form half of the range is added to them.
     """
-    scale, packed = need(part, ".weight_scale"), part(".weight_packed")
+    scale, packed = require_part(part, ".weight_scale"), part(".weight_packed")
     if packed is None:
-        return _read_unpacked(need(part, ".weight"), scale, part(".weight_zero_point"), config)
-    rows, columns = need(part, ".weight_shape").tolist()
+        return _read_unpacked(
+            require_part(part, ".weight"), scale, part(".weight_zero_point"), config
+        )
+    rows, columns = require_part(part, ".weight_shape").tolist()
     bits = _weights_of(config)["num_bits"]
     if part(".weight_g_idx") is not None:
         raise ValueError("reordered columns (weight_g_idx) are not supported")
-    codes = unpacked(packed, bits)[:, :columns]
+    codes = unpack_words(packed, bits)[:, :columns]
     if tuple(codes.shape) != (rows, columns):
         raise ValueError(f"weight_packed {tuple(packed.shape)} is not {rows} x {columns}")
     zero, scale = torch.tensor(float(1 << bits - 1)), scale.float()
     if (zeros := part(".weight_zero_point")) is not None:
-        zero = unpacked(zeros.t(), bits).t()[:rows].float()
+        zero = unpack_words(zeros.t(), bits).t()[:rows].float()
     return Groups.around(zero, bits, codes.contiguous(), scale)
 
 
@@ -309,7 +315,7 @@ def _read_unpacked(
 ) -> Groups | Tensor:
     """Read unpacked weights of compressed-tensors: int8 codes or 8-bit floats."""
     if weight.dtype != torch.int8:
-        return scaled(weight, scale, _blocks(config))
+        return scale_weight(weight, scale, _blocks(config))
     scale = scale.float().reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
     scale = scale.expand(len(weight), -1)
     zeros = 0 if zero is None else zero.float().view_as(scale)
@@ -342,8 +348,8 @@ def _blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
 def _fp8(part: Part, config: Mapping[str, Any]) -> Tensor:
     """Read 8-bit floats with a scale per tensor, row or block, as several methods store them."""
     scale = part(".weight_scale_inv")
-    scale = need(part, ".weight_scale") if scale is None else scale
-    return scaled(need(part, ".weight"), scale, _blocks(config))
+    scale = require_part(part, ".weight_scale") if scale is None else scale
+    return scale_weight(require_part(part, ".weight"), scale, _blocks(config))
 
 
 def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
@@ -351,7 +357,7 @@ def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
 
     Blocks [experts, out, groups, 16] become values [experts, in, out]. The low nibble comes first.
     """
-    blocks, scales = need(part, "_blocks"), need(part, "_scales")
+    blocks, scales = require_part(part, "_blocks"), require_part(part, "_scales")
     if blocks.dtype != torch.uint8 or scales.shape != blocks.shape[:-1]:
         raise ValueError(f"scales {tuple(scales.shape)} do not fit blocks {tuple(blocks.shape)}")
     levels = torch.cat([_MXFP4_LEVELS, -_MXFP4_LEVELS])
@@ -362,20 +368,20 @@ def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
 
 def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     """Read 4-bit codes of a table of levels (nf4, fp4) in blocks, or int8 with a scale per row."""
-    weight = need(part, ".weight")
+    weight = require_part(part, ".weight")
     if weight.dtype == torch.int8:
-        scale = need(part, ".SCB").float()[:, None] / 127
+        scale = require_part(part, ".SCB").float()[:, None] / 127
         return Groups.around(128, 8, weight.view(torch.uint8) ^ 128, scale)
     weight = weight.contiguous().view(torch.uint8)  # bnb_4bit_quant_storage may be wider
     state = _bitsandbytes_state(part)
-    most = need(part, ".weight.absmax")
+    most = require_part(part, ".weight.absmax")
     if (of_most := part(".weight.nested_absmax")) is not None:  # the scales are quantised too
-        levels = need(part, ".weight.nested_quant_map")[most.long()]
-        each = spread(of_most, int(state["nested_blocksize"]), len(levels))
+        levels = require_part(part, ".weight.nested_quant_map")[most.long()]
+        each = spread_scales(of_most, int(state["nested_blocksize"]), len(levels))
         most = levels * each + float(state["nested_offset"])
     codes = torch.stack([weight.flatten() >> 4, weight.flatten() & 15], dim=-1)
-    values = need(part, ".weight.quant_map").float()[codes.long()].flatten()
-    wide = spread(most.float(), int(state["blocksize"]), len(values))
+    values = require_part(part, ".weight.quant_map").float()[codes.long()].flatten()
+    wide = spread_scales(most.float(), int(state["blocksize"]), len(values))
     return (values * wide).view(state["shape"])
 
 
@@ -386,13 +392,13 @@ def _compressed_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -> 
     if packed := size.get(".weight_packed"):
         return packed[0], packed[1] * 32 // _weights_of(config)["num_bits"]
     if _weights_of(config).get("type") == "float":
-        scaled_block(size[".weight"], size[".weight_scale"], _blocks(config))
+        scale_block_size(size[".weight"], size[".weight_scale"], _blocks(config))
     return size[".weight"]
 
 
 def _fp8_size(size: PartSizes, part: Part, config: Mapping[str, Any]) -> Size:
     ending = ".weight_scale_inv" if ".weight_scale_inv" in size else ".weight_scale"
-    scaled_block(size[".weight"], size[ending], _blocks(config))
+    scale_block_size(size[".weight"], size[ending], _blocks(config))
     return size[".weight"]
 
 
