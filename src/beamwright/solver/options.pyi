@@ -92,25 +92,13 @@ class RequestOptions(TypedDict, total=False):
     """
     first_k: int | None
     """Stop once this many paths have finished."""
-    wave: int | None
-    """best-of-n, majority, weighted: Paths per wave; the next wave starts unless a stop rule
-    holds.
-    """
-    revisions: int | None
-    """revise: Critiques and new answers per path."""
-    critique_prompt: str | None
-    """revise: User message that asks for a critique."""
-    revision_prompt: str | None
-    """revise: User message that asks for a new answer."""
-    aggregate_size: int | None
-    """aggregate: Answers of the last generation that a new answer is written from."""
-    aggregate_rounds: int | None
-    """aggregate: Generations of answers after the first one."""
-    aggregate_prompt: str | None
-    """aggregate: Prompt for a new answer, with {problem} and {solutions}."""
     foresight: Literal["scores", "bins"] | None
     """beam, varying, dvts, lookahead: What ranks steps for speculation: their own scores, or the
     bins of their parents' scores (FlashTTS's SelectSPEC).
+    """
+    wave: int | None
+    """best-of-n, majority, weighted: Paths per wave; the next wave starts unless a stop rule
+    holds.
     """
     warmup: int | None
     """deepconf: Warm-up paths that set the bar (default: n / 4, at most 16)."""
@@ -128,6 +116,18 @@ class RequestOptions(TypedDict, total=False):
     """mcts: Limit on generated steps (default: 16 n)."""
     ess: float | None
     """particles: Resample when the effective share of paths is at most this."""
+    revisions: int | None
+    """revise: Critiques and new answers per path."""
+    critique_prompt: str | None
+    """revise: User message that asks for a critique."""
+    revision_prompt: str | None
+    """revise: User message that asks for a new answer."""
+    aggregate_size: int | None
+    """aggregate: Answers of the last generation that a new answer is written from."""
+    aggregate_rounds: int | None
+    """aggregate: Generations of answers after the first one."""
+    aggregate_prompt: str | None
+    """aggregate: Prompt for a new answer, with {problem} and {solutions}."""
     stop: StopFunction | Sequence[StopFunction] | None
     """Of a tree whose round is scored: why it ends here, or None to go on; asked last."""
 
