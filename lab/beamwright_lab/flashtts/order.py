@@ -25,7 +25,7 @@ class PrefixSchedule(LocalitySchedule):
     It reads the settings max_batch and write_back only.
     """
 
-    def groups(
+    def make_groups(
         self, view: ScheduleView, demand: KVDemand, forest: Forest
     ) -> Sequence[Sequence[int]]:
         order = self.order(demand, round_robin(view))
