@@ -23,7 +23,7 @@ class Knowing(Drafts):
         self.rng, self.drafted, self.accepted = random.Random(seed), 0, Counter()
         self.known = {node.lineage: node.token_ids for node in tree.nodes()}
 
-    def note(self, drafts, used, rows, seconds):
+    def record_pass(self, drafts, used, rows, seconds):
         """Nothing is decided by it."""
 
     def draft(self, rooms, least_rows=8):
