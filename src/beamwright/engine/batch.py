@@ -262,7 +262,7 @@ class RunningBatch(StepWriter):
         self._no_room = self._no_room and not has_room and bool(self.running)
 
     def _stops_to_end(self) -> int:
-        """Return how many rows of open nodes must stop to end the iteration early."""
+        """Return after how many stopped rows the iteration ends (speculative ones not counted)."""
         running = len(open_rows(self.running))
         if self._queue and not self._queue.barriers:
             return 1 if self._no_room else max(1, running // _REFILL_SHARE)

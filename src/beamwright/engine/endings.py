@@ -240,7 +240,10 @@ class StopFinder:
         return turned or (StopReason.DELIMITER if delimited else None)
 
     def find_closing(self, row: Row) -> Closing | None:
-        """Return the forced end of a row's thought; None without a budget, or outside a thought."""
+        """Return where and by which tokens a row's thought must end, from its budget in tokens.
+
+        None without a budget, or if the row is outside a thought.
+        """
         step, marks = row.decoding.step, self._marks
         if marks is None or not row.thought or step.thinking in ("auto", "on"):
             return None

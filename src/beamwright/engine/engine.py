@@ -250,7 +250,7 @@ class Engine:
             self._speculative_of.clear()
             writer.speculate(())
             return
-        if not pays:  # only strategies that extend every step speculate (decoupled exploration)
+        if not pays:  # decoupled: speculate only for strategies that extend every step
             unsure = [run for run in self._live.values() if not run.traits.certain]
             self._speculative_of.update({run: [] for run in unsure})
         for run in [run for run in self._live.values() if run not in self._speculative_of]:

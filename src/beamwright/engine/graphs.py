@@ -28,8 +28,8 @@ class CudaGraphReplay(Replay):
     The first run of a key is a plain call, which compiles kernels and creates library handles. The
     second run is captured, later runs replay it. The graphs of an instance share one memory pool,
     because replays follow one another on one stream, and a pass leaves its results outside the
-    pool. Two instances do not share a pool, because generator and verifier run concurrently. Also,
-    a pool whose graphs are all deleted cannot be used again, so no instance could free its graphs.
+    pool. Two instances do not share a pool, because generator and verifier run concurrently. A
+    pool cannot be used again once all its graphs are deleted, so `release` takes a new one.
 
     If a capture fails, no later pass is captured: passes run plainly, on the same stream.
 

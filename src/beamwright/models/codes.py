@@ -25,7 +25,7 @@ from beamwright.models.grouped import GroupedLinear
 
 # Columns of a unit. A sum over columns is split into parts of whole units (see `streaming`).
 UNIT = 128
-_SIDE = 16  # outputs of a tile, and words of each output, which hold codes of 16 adjacent columns
+_SIDE = 16  # outputs of a tile, and words per output; adjacent words hold adjacent columns
 # Group size that stands for a whole row. With this constant, one compiled kernel serves all widths.
 _ROW = 1 << 30
 _BLOCK_VALUES = 1 << 24  # values converted to the layout at once

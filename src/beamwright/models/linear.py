@@ -48,7 +48,7 @@ from beamwright.plan.costs import GROUPED_TILE_VALUES, Storage
 
 _REMARKS = ("torchao", "torch.utils._pytree", "transformers")
 _ROWS_HINT = 64
-_PROBED = 256  # maximum of outputs in a probe; their number does not change the order of sums
+_PROBED = 256  # maximum outputs of a self-test; more would not change the order of sums
 _BYTE_ZERO = 128
 _BYTE_RANGE = 255
 _BLOCK_VALUES = 1 << 20  # values quantised at once, which bounds the float32 copies

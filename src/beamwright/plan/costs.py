@@ -372,7 +372,7 @@ class Roofline:
         return max(memory_s, compute_s) + launch_s
 
     def pass_costs(self) -> PassCosts:
-        """Return the costs of a pass for the scheduler, which adds the time to read KV itself."""
+        """Return the costs of a pass without reading KV; the scheduler adds that time."""
         rows, hardware = 64, self.hardware  # 64 rows use most of the experts
         weights_s, rows_s, launch_s = self.pass_parts_s(rows, 0, 0, Layout.TREE, num_states=0)
         bandwidth = hardware.h2d_bandwidth * hardware.link_share

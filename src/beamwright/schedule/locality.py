@@ -140,7 +140,7 @@ def choose_parking(view: ScheduleView, forest: Forest) -> Parking:
     all steps start early, because the longest step decides when the round ends.
     """
     num_beams, most_rows, costs = len(forest), None, view.costs or PassCosts()
-    spare_s = costs.row_s - costs.state_s  # arithmetic of a row, minus reading its state
+    spare_s = costs.row_s - costs.state_s  # a row's time without reading its state
     if spare_s > 0 and view.fixed_lengths:
         read_s = costs.weights_s + costs.byte_s * forest.capacity_bytes / 2
         waves = max(1, round(num_beams / max(_FEWEST_ROWS, read_s / spare_s)))

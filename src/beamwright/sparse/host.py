@@ -169,7 +169,7 @@ class HostStore(HostedStore):
         return fetched
 
     def _of_ids(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
-        """Return the keys and values [id, K or V, head_dim] of these ids, on the host."""
+        """Return the host's KV [id, K or V, head_dim]. An id is slot * kv_heads + head."""
         kv_heads, size = self.pool.layout.num_kv_heads, self.pool.block_tokens
         slots, heads = ids // kv_heads, ids % kv_heads
         return self.pool.storage[slots // size, layer, :, slots % size, heads]

@@ -198,9 +198,9 @@ class KernelPrefill(AttentionView):
         self._num_tiles = 0
 
     def prepare(self, num_heads: int, num_tokens: int = 1) -> None:
-        """Write the work lists of a pass in a CUDA graph; `num_tokens` includes padding.
+        """Write the work lists of a pass that a CUDA graph runs; `num_tokens` includes padding.
 
-        The number of programs does not depend on the chunks, because a replay cannot change it.
+        A replay cannot change the number of programs, so it depends on `num_tokens` alone.
         """
         queries = self._build(num_tokens, num_heads)
         self._num_tiles = max_tiles(num_tokens, queries)
