@@ -34,7 +34,7 @@ def call_each(name: str) -> Callable[..., None]:
     return call
 
 
-class GroupTails:
+class LayerGroupTails:
     """A `SessionTail` that passes each call on to the tails (newest KV of rows) of all groups.
 
     All groups have the same rows. `restore` and `take` handle one tensor per group.
@@ -134,7 +134,7 @@ class GroupedAttention(AttentionBackend):
     def make_tail(self, store: Any, group: int = 0, *, stays: bool = False) -> SessionTail:
         groups = enumerate(store.groups, start=group)
         tails = [self._inner.make_tail(each, n, stays=stays) for n, each in groups]
-        return tails[0] if len(tails) == 1 else GroupTails(tails)
+        return tails[0] if len(tails) == 1 else LayerGroupTails(tails)
 
     def workspace(self, store: SegmentStore) -> GroupedWorkspace | None:
         parts = [self._inner.workspace(group) for group in store.groups]

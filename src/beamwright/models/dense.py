@@ -26,7 +26,7 @@ from beamwright.models.decoder import (
     apply_padded,
 )
 from beamwright.models.formats.plain_files import StoredRows
-from beamwright.models.native import NativeLayers, is_native
+from beamwright.models.native import CLibraryLayers, is_native
 from beamwright.models.shape import ModelShape
 
 
@@ -234,10 +234,10 @@ class DenseDecoder(Decoder):
         first._native = first._make_native_layers()
         return first
 
-    def _make_native_layers(self) -> NativeLayers | None:
+    def _make_native_layers(self) -> CLibraryLayers | None:
         if self.device.type != "cpu" or not is_native(self.shape, self.weights):
             return None
-        return NativeLayers(
+        return CLibraryLayers(
             self.shape, self.weights, *self._make_rotary_tables(torch.float32, whole=False)
         )
 

@@ -6,7 +6,7 @@ activations to 8 bits with a scale per 32 columns. Results are bitwise independe
 number of threads and the CPU, because `csrc/products.c` fixes the order of sums. Without the
 library, weights are dequantised for each product.
 
-`NativeLayers` runs all layers of Beamwright's own decoder without Python or torch in between. If
+`CLibraryLayers` runs all layers of Beamwright's own decoder without Python or torch in between. If
 the attention view can describe its work as data (`DecodeView.describe_layers`), one call computes a
 token of every row. Otherwise Python calls the view in the middle of each layer. All tensors are
 float32 except keys and values.
@@ -186,14 +186,14 @@ def blocks_to_groups(linear: Linear) -> Linear:
 
 
 def is_native(shape: ModelShape, weights: Any) -> bool:
-    """Return whether the library can run all layers of a model, as `NativeLayers` does."""
+    """Return whether the library can run all layers of a model, as `CLibraryLayers` does."""
     known = shape.norm == "rms" and shape.gated and shape.activation in _ACTIVATIONS
     products = (getattr(layer, name) for layer in weights.layers for name in _PRODUCTS)
     widths = shape.hidden % LANES == shape.head_dim % LANES == 0
     return known and widths and all(isinstance(each, NativeLinear) for each in products)
 
 
-class NativeLayers:
+class CLibraryLayers:
     """All layers of Beamwright's own decoder, run by the C library.
 
     weights: `dense.DecoderWeights` for which `is_native` is true.
