@@ -116,7 +116,7 @@ def test_a_plugin_s_schedule_takes_its_own_options(cli, tmp_path):
     groups = [report["schedules"]["so-many/tree"]["groups"] for report in (two, four)]
     assert groups[0] == 2 * groups[1]
     assert (unused.code, "It belongs to so-many" in unused.complaint) == (2, True)
-    assert (too_few.code, "so_many" in too_few.complaint) == (2, True)
+    assert (too_few.code, "so-many" in too_few.complaint) == (2, True)
 
 
 # --- what it shows meanwhile -----------------------------------------------------------------

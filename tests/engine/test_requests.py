@@ -17,7 +17,7 @@ from engines import PROBLEM, assert_nothing_allocated, exact_dtype, facts, tiny_
 
 @pytest.mark.parametrize("text", ["\ud800 eggs", "eggs \udfff", "\ud83d"])
 def test_half_a_character_is_no_text(make_solver, text):
-    with make_solver(n=4) as solver, pytest.raises(InputError, match="is a surrogate"):
+    with make_solver(n=4) as solver, pytest.raises(InputError, match="is a lone surrogate"):
         solver.solve(text)
     with pytest.raises(InputError, match=r"system[-_]prompt"):
         make_solver(n=4, system_prompt=text).solve(PROBLEM)

@@ -43,7 +43,7 @@ def test_a_declared_schedule_goes_by_its_name(make_solver, chunks):
     ("options", "words"),
     [
         ({"schedule": "locality", "chunk": 3}, "--chunk is not an option of --schedule locality"),
-        ({"schedule": "chunks", "chunk": 0}, "schedule.chunk .--chunk.: "),
+        ({"schedule": "chunks", "chunk": 0}, "--chunk: must be at least 1"),
         ({"schedule": "chunks", "chonk": 1}, "'schedule.chonk'. Did you mean chunk"),
         ({"schedule": "chunk"}, "Did you mean chunks"),
     ],

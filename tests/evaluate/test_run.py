@@ -86,7 +86,7 @@ def test_damage_elsewhere_is_an_error(kept, tmp_path):
     results = tmp_path / "out" / "results.jsonl"
     whole = results.read_text().splitlines(keepends=True)
     for damaged, message in [
-        (["{oops\n", *whole[1:]], "line 1: not JSON"),
+        (["{oops\n", *whole[1:]], "line 1: not the JSON"),
         (["{}\n", *whole[1:]], "line 1: not a result"),
         ([whole[0], *whole], "line 2: 'id0' appears twice"),
     ]:

@@ -83,5 +83,5 @@ def test_a_strategy_brings_its_own_choice_and_step_lengths():
 
 @pytest.mark.parametrize("text", ["", "4,x", "0", "4,,5"])
 def test_step_limits_must_be_numbers(text):
-    with pytest.raises(InputError, match="step_limits"):
+    with pytest.raises(InputError, match="step-limits"):
         Settings.build(step_limits=text)
