@@ -121,7 +121,7 @@ def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
     PanicException = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
     panics = PanicException("called `Option::unwrap()`\non a `None` value")
     tokenizer = Mock(**{"encode_batch.side_effect": panics})
-    with pytest.raises(InputError, match=r"tokenizer failed: PanicException: called .* value") as caught:
+    with pytest.raises(InputError, match="tokenizer failed: PanicException") as caught:
         TextCodec(tokenizer).encode("text")
     assert "\n" not in str(caught.value)
 
