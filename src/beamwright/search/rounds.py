@@ -88,6 +88,9 @@ def sort_by_rank(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=rank_key)
 
 
+ranked = sort_by_rank  # the old name, for one release
+
+
 def subtree_of(node: Node, apart: int | None) -> int:
     """Return the number of the subtree (DVTS) that contains `node`.
 
