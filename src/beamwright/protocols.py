@@ -227,7 +227,8 @@ class Extend:
 class Ask:
     """Action: answer an ended reply with a user turn, and start one step of the next reply.
 
-    If the turn does not fit the model's context, the node becomes a final candidate instead.
+    If the turn does not fit the model's context, the node becomes a final candidate instead. A turn
+    that stands alone is asked of the root, any number of times; the problem replaces a misfit.
     """
 
     node: Node

@@ -72,6 +72,24 @@ def test_a_generation_that_is_not_whole_does_not_replace_the_one_before():
 def test_a_prompt_needs_a_place_for_the_solutions():
     with pytest.raises(InputError, match="aggregate-prompt"):
         make_strategy(SearchSettings(search="aggregate", aggregate_prompt="Once more."))
+    with pytest.raises(InputError, match="synthesis-prompt"):
+        Synthesis(None, SearchSettings(synthesis_prompt="Once more."))
+
+
+def test_answers_that_a_limit_cut_off_are_written_again_too():
+    with Solver(**{**AGGREGATE, "max_rounds": 1}) as solver:
+        assert len(solver.solve(PROBLEM).candidates) == AGGREGATE["n"]
+
+
+def test_paths_that_did_not_end_stay_candidates_beside_the_written_answer():
+    options = {**SMALL, "search": "majority", "max_rounds": 2, "temperature": 1.0}
+    with Solver(**options, choose="synthesis") as solver:
+        found = solver.solve(PROBLEM)
+    assert found.reason_fewer == "2 of 4 paths did not end"
+    assert [is_synthesis(found.tree.node(each.lineage)) for each in found.candidates] == [
+        *[False] * 4,
+        True,
+    ]
 
 
 def test_prompts_that_begin_alike_share_their_first_tokens():

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from beamwright.errors import InputError
 from beamwright.protocols import Action, Ask, EndSearch, Extend, FinishPath
 from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.best_of_n import IndependentPaths
-from beamwright.search.synthesis import WRITE_BETTER, solutions_prompt
+from beamwright.search.synthesis import WRITE_BETTER, check_prompt, solutions_prompt
 from beamwright.tree import Node, SearchTree, Turn
 
 
@@ -60,8 +59,7 @@ class Aggregate(IndependentPaths):
     )
 
     def model_post_init(self, context: Any) -> None:
-        if "{solutions}" not in self.aggregate_prompt:
-            raise InputError("--aggregate-prompt: {solutions} is missing")
+        check_prompt("--aggregate-prompt", self.aggregate_prompt)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -77,7 +75,7 @@ class Aggregate(IndependentPaths):
         actions: list[Action] = [FinishPath(node) for node in candidates if node not in going]
         if going:
             return [*actions, *(Extend(node, 1) for node in going)]
-        ended = [*tree.finished(), *(node for node in candidates if node.ended)]
+        ended = [*tree.finished(), *candidates]
         newest = max(map(_generation, ended))
         population = [node for node in ended if _generation(node) == newest]
         if len({_generation(node) for node in ended}) > self.aggregate_rounds:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from beamwright.errors import InputError
 from beamwright.protocols import (
     Action,
     Ask,
@@ -57,12 +58,25 @@ def solutions_prompt(template: str, problem: str, solutions: Iterable[Node]) -> 
     return template.replace("{problem}", problem).replace("{solutions}", "\n\n".join(texts))
 
 
+def check_prompt(option: str, template: str) -> None:
+    """Check that a prompt shows the solutions.
+
+    Raises:
+        InputError: if {solutions} is missing.
+    """
+    if "{solutions}" not in template:
+        raise InputError(f"{option} has no {{solutions}}, so the model would read no candidate")
+
+
 @dataclass(frozen=True)
 class Synthesis(Strategy):
     """A strategy, followed by one reply that is written from its candidates."""
 
     strategy: Strategy
     search: SearchSettings
+
+    def __post_init__(self) -> None:
+        check_prompt("--synthesis-prompt", self._template)
 
     @property
     def traits(self) -> Traits:
@@ -79,7 +93,9 @@ class Synthesis(Strategy):
         if writing:
             (node,) = writing
             if node.ended or len(node.reply()) >= self.search.max_rounds:
-                return [FinishPath(node), EndSearch(tree.reason_fewer)]
+                missing = self.search.n - len(tree.finished())
+                reason = f"{missing} of {self.search.n} paths did not end" if missing > 0 else None
+                return [FinishPath(node), EndSearch(reason)]
             return [Extend(node, 1)]
         actions = self.strategy.select(tree, rng)
         ended = [action.node for action in actions if isinstance(action, FinishPath)]

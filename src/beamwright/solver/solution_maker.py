@@ -125,13 +125,14 @@ class SolutionMaker:
         settings, is_whole, tree = request.problem.settings, nodes is None, run.tree
         search = settings.search
         (began_s, before), (now_s, now) = request.since, self.read_counters()
+        written = [node for node in tree.finished() if is_synthesis(node)]
         if nodes is None:
-            nodes, finals = final_nodes(tree, search.n), strategy_row(search).finals
+            nodes = final_nodes(tree, search.n + len(written))
+            finals = strategy_row(search).finals
             if finals is not None:
                 nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:
             raise PolicyError(f"strategy {search.search} ended the search without a candidate")
-        written = [node for node in tree.finished() if is_synthesis(node)]
         nodes = [*(node for node in nodes if node not in written), *written]
         store_answers(run.answers, nodes)
         candidates = tuple(map(candidate_of, nodes))

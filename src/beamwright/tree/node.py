@@ -146,12 +146,8 @@ class Node:
 
         This is the path from the root, or from the turn that began a prompt of its own.
         """
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.above
-        return nodes[::-1]
+        path = self.path()
+        return path[1:] if len(path) > 1 and path[1].above is None else path
 
     @property
     def end(self) -> int:
