@@ -39,7 +39,7 @@ from beamwright import Solution, Solver
 from beamwright.cli.app import main as beamwright
 from beamwright.engine import selftest
 from beamwright.errors import BeamwrightError
-from beamwright.models.load import has_bfloat16
+from beamwright.models.load import has_bfloat16, load_model
 from beamwright.solver import machinery, memory
 from beamwright_lab.checks.papers import GOOD, PLAIN, outcome_of
 from beamwright_lab.common import finish, say, table
@@ -240,7 +240,7 @@ def _cache_results(function: Callable[..., Any], key: Callable[..., object]) -> 
     return found
 
 
-_LOADS = _cache_results(machinery.load_model, lambda *how: how)
+_LOADS = _cache_results(load_model, lambda *how: how)
 _ASKS = _cache_results(
     selftest.batches_are_exact, lambda one, how: (one.kind, one.least_rows, how.name)
 )

@@ -439,7 +439,7 @@ class LoggedCosts(RooflineCosts):
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> Work:
-        each = self.roofline.decode_step
+        each = self.roofline.decode_step_s
         for i in range(count):
             seconds = each(num_rows, read_tokens + i * grow, seen_tokens + i * grow, self.layout)
             self.log.append(

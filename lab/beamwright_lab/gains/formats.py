@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright.protocols import Answers
 from beamwright.search.answers import answers
 from beamwright.sections import Section
@@ -47,7 +47,7 @@ def function_called(name: str) -> str:
 @cache
 def functions() -> Mapping[str, Mapping[str, Any]]:
     """Return the functions that problems ask for, by name (`formats.toml`)."""
-    return read_beside(__file__)
+    return read_toml_beside(__file__)
 
 
 @cache

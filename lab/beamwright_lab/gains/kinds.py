@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from beamwright.io import read_beside
+from beamwright.io import read_toml_beside
 from beamwright_lab.gains.formats import FUNCTIONS, OBJECTS, function_called, functions
 
 
@@ -117,7 +117,7 @@ def tasks_of(kind: str, count: int, seed: int = 0) -> Sequence[Task]:
         task = KINDS[kind](rng, LEVELS[attempt % len(LEVELS)])
         found.setdefault(task.problem, task)
         if len(found) == count:
-            shots = read_beside(__file__)[kind]
+            shots = read_toml_beside(__file__)[kind]
             asked = {question: f"{shots}\n\nQ: {question}\nA:" for question in found}
             return [replace(task, problem=asked[task.problem]) for task in found.values()]
     raise ValueError(f"{kind}: only {len(found)} different problems")

@@ -63,12 +63,13 @@ def _best_tile(found: Sequence[dict[str, Any]], rows: int) -> Tile:
 def multiply_uncut(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, rows: int) -> Tensor:
     """Compute x @ weight^T + bias for at most `rows` rows; one program computes each whole sum."""
     from beamwright.models import streaming
+    from beamwright.models.codes import UNIT
     from beamwright.models.layer_kernels import launch
 
     outputs, columns = weight.shape
     out = x.new_empty(len(x), outputs)
     sized = streaming.ProductTile(rows, *tile)
-    how = *streaming._sizes(weight, sized), streaming.UNIT, False, True
+    how = *streaming._sizes(weight, sized), UNIT, False, True
     grid = -(-outputs // sized.outputs), 1, 1
     tensors, numbers = (x.contiguous(), weight, None, out, bias), (len(x), outputs, columns, 1)
     launch(streaming.multiply_parts, grid, tensors, numbers, how, sized.warps, sized.stages)
