@@ -51,7 +51,7 @@ class Counters:
     dropped_tokens: int = 0  # needed tokens that had left the device and were computed again
     evicted_blocks: int = 0  # blocks that left the device
     # Evicted blocks that were needed again, and loaded. Together with `recomputed_blocks` they are
-    # the thrashing that the thesis on decoupled exploration counts (Algorithm 1).
+    # the thrashing counted in the thesis on decoupled exploration (docs/papers/decoupled.md).
     loaded_blocks: int = 0
     recomputed_blocks: int = 0  # evicted blocks that were needed again, and computed again
 
@@ -202,10 +202,10 @@ class Progress:
     """
 
     def doing(self, what: str) -> None:
-        """Receive the phase that begins, such as "round 3: decoding 16 beams"."""
+        """Called when a phase begins. what: the phase, such as "round 3: decoding 16 beams"."""
 
     def wrote(self, num_tokens: int) -> None:
-        """Receive the number of tokens just decoded, summed over all beams."""
+        """Called with the number of tokens just decoded, summed over all beams."""
 
     def ended(self) -> None:
-        """Receive the end of loading, or of the searches of a call."""
+        """Called when loading ends, or when the searches of a call end."""

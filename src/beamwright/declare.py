@@ -29,10 +29,10 @@ from pydantic import ValidationError
 from beamwright.config import describe_invalid, section_fields
 from beamwright.errors import BeamwrightError, InputError, error_line
 from beamwright.io import installed_entry_points
-from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown_option
+from beamwright.registry import PLUGIN_MODULE, Table, TableEntry, flag_of, unknown_option
 from beamwright.sections import OpenSection
 
-R = TypeVar("R", bound=TableRow)
+R = TypeVar("R", bound=TableEntry)
 M = TypeVar("M", bound=Callable[..., Any])
 
 # A name contains no ":", "/" or ",", because these separate a name from the text after it.
@@ -73,16 +73,16 @@ _BUILT_IN = (
     "bundled none logprob min-logprob entropy deepconf deepconf-bottom deepconf-tail family judge "
     "likelihood probe hf random"
 )
-VERIFIERS: Table[TableRow] = Table(
+VERIFIERS: Table[TableEntry] = Table(
     "model", "--verifier", "score", calls=True, taken=_BUILT_IN.split()
 )
 # Decorator that declares a verifier: a function `(problem, steps) -> float | None`, or a class with
 # `score`. The class is made without arguments, or is a `Section` whose fields are its options.
-verifier = partial(declaration, VERIFIERS, TableRow)
+verifier = partial(declaration, VERIFIERS, TableEntry)
 
 
 def declared_values(
-    table: Table[Any], rows: Sequence[TableRow], settings: OpenSection, named: str | None = None
+    table: Table[Any], rows: Sequence[TableEntry], settings: OpenSection, named: str | None = None
 ) -> list[dict[str, Any]]:
     """Return for each row the values of its own options, taken from the section `settings`.
 

@@ -48,7 +48,7 @@ def option_extra(field: FieldInfo, key: str) -> Any:
 
 
 @dataclass(frozen=True)
-class TableRow:
+class TableEntry:
     """One declared part, such as a strategy, in a table.
 
     meaning: one line that describes the part to users.
@@ -83,7 +83,7 @@ class TableRow:
 
 PLUGIN_MODULE = "beamwright_plugin_"  # prefix of the module name of a plugin file
 
-R = TypeVar("R", bound=TableRow)
+R = TypeVar("R", bound=TableEntry)
 
 _TABLES: list[Table[Any]] = []
 
@@ -182,12 +182,12 @@ def declared_options() -> dict[str, str]:
     }
 
 
-def rows_for_flag(flag: str) -> list[TableRow]:
+def rows_for_flag(flag: str) -> list[TableEntry]:
     """Return the rows that an option such as `--search` can name; empty for other options."""
     return [row for table in _TABLES if table.flag == flag for row in table.values()]
 
 
-def rows_with_option(name: str) -> list[TableRow]:
+def rows_with_option(name: str) -> list[TableEntry]:
     """Return the rows of all tables that have an option with this name."""
     return [row for table in _TABLES for row in table.owners(name)]
 

@@ -4,14 +4,14 @@ each row, `attention/test_backends.py` compares with the oracle."""
 import pytest
 import torch
 
-from beamwright.kv.pool import KVBlocks, ScratchMeter
+from beamwright.kv.pool import KVBlockView, ScratchMeter
 from beamwright.kv.store import KVReader
 from beamwright.kv.tails import RowTails, padded_path, padded_tail
 
 
 def test_memory_that_stays_keeps_its_addresses_and_no_numbers_of_before(layout):
     """A captured step holds the addresses; NaN times a weight of zero is NaN."""
-    kv = KVReader(KVBlocks(layout, torch.empty(0)), torch.device("cpu"), ScratchMeter())
+    kv = KVReader(KVBlockView(layout, torch.empty(0)), torch.device("cpu"), ScratchMeter())
     tails = RowTails(kv, 80, stays=True)
 
     def memory():

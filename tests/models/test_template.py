@@ -10,7 +10,7 @@ import fakes
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
 from beamwright.models import template
-from beamwright.models.template import check_template, render
+from beamwright.models.template import check_template, render_with_limits
 from beamwright.models.tokenizer import TextCodec
 
 CASES = read_yaml(Path(__file__).with_suffix(".yaml"), "tests")
@@ -24,7 +24,7 @@ def codec(generator_folder):
 def test_a_template_that_does_not_end_is_stopped(codec, monkeypatch):
     monkeypatch.setattr(template, "RENDER_S", 0.3)
     with pytest.raises(InputError, match="chat template: rendering took more than"):
-        codec(CASES["endless"]).render("1+1?")
+        codec(CASES["endless"]).render_with_limits("1+1?")
 
 
 LARGE = [  # and what is said of them
@@ -52,14 +52,14 @@ def test_what_templates_do_is_let_through(text):
 @pytest.mark.parametrize("text", CASES["failing"])
 def test_a_template_that_fails_is_one_line(codec, text):
     with pytest.raises(InputError, match=r"chat template: ."):
-        codec(text).render("1+1?")
+        codec(text).render_with_limits("1+1?")
 
 
 def test_more_text_than_any_prompt_is_refused(monkeypatch):
     monkeypatch.setattr(template, "MOST_CHARACTERS", 10)
     with pytest.raises(InputError, match="mine: chat template: its text of 11 characters"):
-        render(lambda: "x" * 11, "mine: ")
-    assert render(lambda: "x" * 10, "") == "x" * 10
+        render_with_limits(lambda: "x" * 11, "mine: ")
+    assert render_with_limits(lambda: "x" * 10, "") == "x" * 10
 
 
 PROBLEM = "What is 2 + 3?\n  Think, then say it: a  number of eggs that Tim has at the end of May."

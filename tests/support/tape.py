@@ -224,7 +224,7 @@ class FixedDecode(DecodeView):
         self.paths, self.live = [self.paths[r] for r in kept], [self.live[r] for r in kept]
         self.stale = True
 
-    def drop_rows(self, rows):
+    def deactivate_rows(self, rows):
         for row in rows:
             self.live[row] = False
 

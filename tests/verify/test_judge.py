@@ -161,7 +161,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped, CapacityError])
 @pytest.mark.parametrize(
-    "place", ["forward", "drop_rows", "prepare", "arrange_rows", "_open_view", "compaction"]
+    "place", ["forward", "deactivate_rows", "prepare", "arrange_rows", "_open_view", "compaction"]
 )
 def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkeypatch, kind, place):
     judge = judge_of(random_judge)

@@ -10,7 +10,7 @@ from typing import Any
 from beamwright.cli.options import Invocation
 from beamwright.errors import InputError
 from beamwright.protocols import Foresees
-from beamwright.search import strategy_row
+from beamwright.search import strategy_entry
 from beamwright.sections import StepSettings
 from beamwright_lab.simulator.recorded import RecordedTree, read_recorded
 from beamwright_lab.simulator.replay import path_ends
@@ -49,7 +49,7 @@ def find_case(invocation: Invocation, own: Mapping[str, Any], recorded: Path | N
 
 def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
     settings, search = invocation.settings, invocation.settings.search
-    row = strategy_row(search)
+    row = strategy_entry(search)
     if not row.by_level or row.step_limits is not None:
         raise InputError(
             f"--search {row.name}: a made-up tree needs a search whose rounds are the levels of "

@@ -84,7 +84,7 @@ class ScriptedRows:
             used = dict.fromkeys(segment for row in tokens for segment in row.needed_segments())
             self._moments.append({s: s.blocks_for(s.length) for s in used if s.length})
 
-    def text(self, row: Row) -> str:
+    def reply_text(self, row: Row) -> str:
         """Return an empty text: scripts have none."""
         del row
         return ""

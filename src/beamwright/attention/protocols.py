@@ -87,7 +87,7 @@ class DecodeView(AttentionView):
     def count_rows(self, num_rows: int) -> None:
         """Set the number of real rows. The rows after these pad the batch; no KV moves for them."""
 
-    def drop_rows(self, rows: Sequence[int]) -> None:
+    def deactivate_rows(self, rows: Sequence[int]) -> None:
         """Stop reading the KV of `rows`, which may now be evicted; their context is not used."""
 
     def bind_segments(self, segments: Sequence[Segment | None]) -> None:

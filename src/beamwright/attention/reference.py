@@ -94,7 +94,7 @@ class ReferenceDecode(DecodeView):
     def set_query_rows(self, rows: Tensor | None) -> None:
         self._rows = range(len(self._paths)) if rows is None else rows.tolist()
 
-    def drop_rows(self, rows: Sequence[int]) -> None:
+    def deactivate_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._live[row] = False
 

@@ -112,8 +112,8 @@ class TreeDecode(DecodeView):
             queries = items[:, None] * context.shape[1] + slots * group
             starts.append(total + queries.flatten() * kv_heads)
             total += lse.numel()
-        # Absent parts read the entry after the tails, which has zero weight and no NaN. (The
-        # results of some padding rows are NaN.)
+        # Unused columns of `_slots` point to one extra entry after the tails. Its context is 0 and
+        # its log-sum-exp is -inf, so it adds nothing. (A padding row's result may be NaN.)
         starts.append(total + torch.arange(len(self._slots) + 1) * heads)
         total = int(starts[-1][-1]) + heads
         own, slots = torch.arange(heads), self._slots.unsqueeze(2)

@@ -27,7 +27,7 @@ from beamwright.config import Settings, removed_options, section_fields
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
 from beamwright.registry import (
-    TableRow,
+    TableEntry,
     did_you_mean,
     flag_of,
     option_extra,
@@ -225,7 +225,7 @@ def _of_field(
     return (list[str] if name == _ONE_BY_ONE else kind) | None, made
 
 
-def _declared_field(name: str, rows: Sequence[TableRow]) -> tuple[FieldInfo, str]:
+def _declared_field(name: str, rows: Sequence[TableEntry]) -> tuple[FieldInfo, str]:
     """Return the field of an option that one or several rows declare, and its help text.
 
     Rows are strategies or other declarations. The help text has each meaning after the names of its

@@ -26,7 +26,7 @@ from beamwright.cli.output import (
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted, format_bytes
 from beamwright.io import check_writable, read_text
-from beamwright.search import strategy_row
+from beamwright.search import strategy_entry
 from beamwright.search.defaults import vote_note, with_strategy_and_verifier
 from beamwright.verify.find import check_models
 
@@ -73,7 +73,7 @@ def solve(
     for name, file in files.items():
         check_writable(file, f"--{name} ")
     settings = _with_defaults(invocation.settings, resume, measures=prompt_tokens is not None)
-    if record_tree is not None and not strategy_row(settings.search).by_level:
+    if record_tree is not None and not strategy_entry(settings.search).by_level:
         raise InputError(
             f"--record-tree does not support --search {settings.search.search}: "
             "its rounds are not levels of the tree"
@@ -238,12 +238,12 @@ def print_solution(
     for warning in solution.warnings:
         print_error_line(f"warning: {warning}")
     if not as_json:
-        typer.echo(accounting(solution), err=True)
+        typer.echo(cost_line(solution), err=True)
         if stopped is None and solution.reason_fewer:
             print_error_line(solution.reason_fewer)
 
 
-def accounting(solution: Solution) -> str:
+def cost_line(solution: Solution) -> str:
     """Return one line about the costs of a search: rounds, tokens, seconds and memory."""
     stats, goodput = solution.tree_stats, solution.goodput_tok_s
     link, peak = solution.kv.link_bandwidth_emulated, solution.kv.device_peak_bytes

@@ -268,7 +268,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
         code = plugin_code(settings)
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
-    if settings.model.runs_elsewhere:  # nor may a receipt choose a server that gets prompts
+    if settings.model.runs_elsewhere:  # a receipt may not choose where prompts are sent
         elsewhere = f"--model {settings.model.model} runs on a server"
         raise InputError(f"{claim.place}: {elsewhere}, so the search cannot be repeated")
     for name, named in CODE_KEYS.items():

@@ -219,10 +219,11 @@ class AdmissionQueue:
             self._pairs = deque(sorted(self._pairs, key=lambda pair: _num_tokens(pair[0])))
 
     def first_rows(self, most: int) -> list[Row]:
-        """Return up to `most` rows from the front; with barriers, only rows of the first group.
+        """Return up to `most` rows from the front of the queue.
 
-        If KV of the rows in front is being prefetched, return only these rows. If other rows are
-        now in front of them, cancel the prefetch.
+        If groups are barriers, return only rows of the first group. If the KV of the first rows is
+        being prefetched, return only the rows with a prefetch. If the first row has no prefetch,
+        cancel any that is under way: other rows have moved to the front since it began.
         """
         group = self.group
         rows = [

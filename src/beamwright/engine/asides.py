@@ -191,5 +191,5 @@ class AsideWriter:
             aside.ended = aside.ends(aside.token_ids)
             (done if aside.stopped else going).append(index)
         if done:
-            session.drop_rows(done)
+            session.deactivate_rows(done)
         return going

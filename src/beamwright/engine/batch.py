@@ -257,7 +257,7 @@ class RunningBatch(StepWriter):
                 row.record_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
             self._capacity.record_length(len(row.tokens))
-            self._events.append(row.make_event(self._rows.text(row)))
+            self._events.append(row.make_event(self._rows.reply_text(row)))
         has_room = self._capacity.unpin_parent_states(going) or bool(done)
         self._no_room = self._no_room and not has_room and bool(self.running)
 

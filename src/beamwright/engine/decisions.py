@@ -30,7 +30,7 @@ from beamwright.protocols import (
     ScheduleView,
     Strategy,
 )
-from beamwright.search import strategy_row
+from beamwright.search import strategy_entry
 from beamwright.search.lookahead import rollout_start, rollout_steps
 from beamwright.search.rounds import TIE, find_duplicates, sort_by_rank
 from beamwright.sections import SearchSettings, StopSettings
@@ -219,7 +219,7 @@ def check_stops(
         InputError: if the vote cannot be decided early; the message says which --choose would work.
     """
     votes, sure = settings.stop_votes, settings.stop_confidence is not None
-    choose, votes_change = search.choose, strategy_row(search).votes_change
+    choose, votes_change = search.choose, strategy_entry(search).votes_change
     why: str | None = None
     if votes and votes_change is not None:
         why = f"--stop-votes does not work with --search {search.search}: {votes_change}"
@@ -250,7 +250,7 @@ class StopRule:
         self, settings: StopSettings, search: SearchSettings, functions: Sequence[StopFunction] = ()
     ) -> None:
         self._settings, self._search, self._n = settings, search, search.n
-        self._row, self._functions = strategy_row(search), functions
+        self._row, self._functions = strategy_entry(search), functions
         self.deadline = f"--deadline {settings.deadline or 0:g}s had passed"
         self._sure = f"the vote was clear (--stop-confidence {settings.stop_confidence})"
         self._first = f"the first {settings.first_k} had finished (--first-k)"

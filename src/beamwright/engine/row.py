@@ -190,7 +190,7 @@ class Row:
 
     @property
     def forwarded(self) -> int:
-        """Number of the step's tokens that passes have forwarded; these tokens have KV."""
+        """Number of the step's tokens that have gone through the model, so that their KV exists."""
         return len(self.tokens) - (self.hidden is None) if self.tokens else 0
 
     @property
@@ -351,7 +351,7 @@ class Rows(Protocol):
     def store(self, tokens: Mapping[Row, int]) -> None:
         """Copy KV from tails until each row's segment holds the first `tokens[row]` tokens."""
 
-    def text(self, row: Row) -> str:
+    def reply_text(self, row: Row) -> str:
         """Return the text of the whole reply so far, the row's step included."""
 
     def close(self) -> None:

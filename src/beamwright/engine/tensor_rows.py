@@ -98,7 +98,7 @@ class TensorRows:
         del running
         return self._session.max_tokens()
 
-    def text(self, row: Row) -> str:
+    def reply_text(self, row: Row) -> str:
         if self._codec is None:
             return ""
         assert row.node.parent is not None
@@ -161,7 +161,7 @@ class TensorRows:
             _count_overrun(self._rows[place], self._launched_ahead)
             self._rows[place] = None
         if gone:
-            self._session.drop_rows(gone)
+            self._session.deactivate_rows(gone)
         undecided = any([row.thought is None for row in running])
         # If the next iteration can use the rows unchanged, its first pass is launched before the
         # host reads this iteration's results.
@@ -175,8 +175,9 @@ class TensorRows:
             buffers.load(self._rows, self._arrangement, self._stops)
         if left := max_tokens + int(ahead) - int(self._launched_ahead):
             self._session.prepare(left)
-        # Load settings again next time: the next token shows whether the step is a thought, which
-        # sets its limit and its forced end.
+        # If it is not known yet whether a row's step is a thought, change the number, so that the
+        # next load copies the settings again: the next token decides it, and with it the step's
+        # limit and where the end of the thought is forced.
         self._arrangement += undecided
         rows = self._places(), buffers.keys, buffers.sampling
         with (

@@ -20,7 +20,7 @@ import numpy as np
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate.metrics import Record, estimate_mean, estimate_share
-from beamwright.search import DEFAULT_SEARCH, strategy_row
+from beamwright.search import DEFAULT_SEARCH, strategy_entry
 from beamwright.search.choose import choose
 from beamwright.sections import MOST_CANDIDATES
 from beamwright.tree import COMPLETE_STOPS
@@ -49,7 +49,7 @@ def trial_settings(settings: Settings) -> dict[str, Settings]:
         vote = {"search": "majority", "choose": "majority"}
         return {"samples": settings.changed(**vote, n=_SAMPLES * n)}
     name = settings.search.search or DEFAULT_SEARCH
-    decides = settings.search.search is None or strategy_row(settings.search).competes
+    decides = settings.search.search is None or strategy_entry(settings.search).competes
     samples = {"search": "best-of-n", "n": _SAMPLES * n, "choose": "best"}
     return {
         "samples": settings.changed(**samples),

@@ -261,9 +261,10 @@ class BlockLedger:
         return source, destination
 
     def forget_outside(self) -> range:
-        """Remove free blocks outside the budget from the free list, so another pool can use them.
+        """Forget the blocks beyond the end of a smaller budget, so another pool can use them.
 
-        Returns the blocks as distances from the first one. No block outside may be in use.
+        None of them may be allocated. Returns the places (distances from the pool's first block)
+        of those that have been used before.
         """
         given = range(self.num_blocks, self._untouched)
         if given:
@@ -374,7 +375,7 @@ class BlockPool(BlockLedger):
                 f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
         self.by_block = by_block
-        self.groups_kv = [KVBlocks.of(by_block, each) for each in self.layouts]
+        self.groups_kv = [KVBlockView.of(by_block, each) for each in self.layouts]
         self.kv = self.groups_kv[0]
         self.states = None if states is None else StateCells(by_block, states)
         self.storage = self.kv.storage
@@ -403,7 +404,7 @@ class BlockPool(BlockLedger):
 
 
 @dataclass(frozen=True)
-class KVBlocks:
+class KVBlockView:
     """The blocks of a pool, viewed as the KV of one group of layers.
 
     storage: [block, layer, K or V, token, kv_head, head_dim], values or their 8-bit codes.
@@ -415,7 +416,7 @@ class KVBlocks:
     exponents: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, by_block: torch.Tensor, layout: KVLayout) -> KVBlocks:
+    def of(cls, by_block: torch.Tensor, layout: KVLayout) -> KVBlockView:
         """View bytes [block, bytes] with this layout. A block's exponents follow its codes."""
         heads = layout.num_layers, 2, layout.block_tokens, layout.num_kv_heads
         used = by_block[:, : layout.bytes_per_block]

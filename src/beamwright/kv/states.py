@@ -182,7 +182,7 @@ class StateTables:
     """Device tables of the rows' state blocks, at addresses that a captured pass can keep.
 
     `load` fills the tables from the host before the rows' first pass. After each pass,
-    `read_written_states` updates them with kernels only, so a replayed pass needs nothing from the
+    `advance` updates them with kernels only, so a replayed pass needs nothing from the
     host. Addresses change only when `num_moves` does.
     """
 
@@ -206,7 +206,7 @@ class StateTables:
         for table, values in zip(self.blocks[1:], contents, strict=True):
             table.copy_(values)
 
-    def read_written_states(self) -> None:
+    def advance(self) -> None:
         """Make rows read, from now on, the states that they wrote. Only launches kernels."""
         _, sources, targets, actions = self.blocks
         sources.copy_(targets)
@@ -318,11 +318,11 @@ class StateRows:
         for index, cells in later or ():
             self.states.write_cells(index, cells)
 
-    def read_written_states(self) -> None:
+    def advance(self) -> None:
         """Make rows read from now on the states that they wrote in the last pass."""
         self._read, self._zeros, self._beginning = self._own, None, []
         if self._tables is not None:
-            self._tables.read_written_states()
+            self._tables.advance()
 
     def stop(self, rows: Sequence[int]) -> None:
         """Write no states of these rows from now on, since their last token has been forwarded."""

@@ -16,7 +16,7 @@ import torch
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.host import HostTier
 from beamwright.kv.link import KVLog
-from beamwright.kv.pool import BlockPool, ByteBudget, KVBlocks, ScratchMeter
+from beamwright.kv.pool import BlockPool, ByteBudget, KVBlockView, ScratchMeter
 from beamwright.kv.segments import Segment
 from beamwright.kv.states import StateRows, StateTables
 from beamwright.kv.streams import send_to_device
@@ -35,7 +35,9 @@ class KVReader:
     scratch: meter of the bytes of these copies.
     """
 
-    def __init__(self, kv: KVBlocks, compute_device: torch.device, scratch: ScratchMeter) -> None:
+    def __init__(
+        self, kv: KVBlockView, compute_device: torch.device, scratch: ScratchMeter
+    ) -> None:
         self.kv, self.compute_device, self.scratch = kv, compute_device, scratch
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:

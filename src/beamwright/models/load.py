@@ -199,7 +199,9 @@ def resolve_precision(
     """
     weights = settings.weights if role == "generator" else settings.verifier_weights
     storage = storage_of(weights, is_packed=shape.packed is not None)
-    fixed = storage is Storage.STORED and shape.in_blocks and library_accepts(torch.bfloat16)
+    fixed = (
+        storage is Storage.STORED and shape.is_gguf_quantised and library_accepts(torch.bfloat16)
+    )
     dtype = resolve_dtype(settings.dtype, settings.device, shape, fixed=fixed)
     own = settings.device == "cpu" and library_accepts(dtype)
     return dtype, library_storage(storage, shape) if own else storage

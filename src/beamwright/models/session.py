@@ -143,18 +143,18 @@ class DecodeSession:
         self._rows, self._states = [*rows, *([None] * (num_rows - len(rows)))], None
         if compacts:
             self._set_query_rows(None)
-            self._view.drop_rows(spare)  # their segments may have been freed
+            self._view.deactivate_rows(spare)  # their segments may have been freed
             self._view.keep_rows(torch.tensor(index, device=self._decoder.device))
             self._view.count_rows(len(rows))
         else:
             self._open_view()
 
-    def drop_rows(self, rows: Sequence[int]) -> None:
+    def deactivate_rows(self, rows: Sequence[int]) -> None:
         """Turn rows into padding: they lose their segments, and the caller ignores their output."""
         for row in rows:
             self._rows[row] = None
         self.stop_rows(rows)
-        self._view.drop_rows(rows)
+        self._view.deactivate_rows(rows)
 
     def stop_rows(self, rows: Sequence[int]) -> None:
         """Stop updating the recurrent states of these rows, whose steps are decoded."""
@@ -240,7 +240,7 @@ class DecodeSession:
         hidden = self._decoder.hidden(token_ids, positions, self._view)
         self._tail.advance()
         if self._states is not None:
-            self._states.read_written_states()
+            self._states.advance()
         return hidden
 
     def forward_some(
@@ -340,7 +340,7 @@ class DecodeSession:
         self._view = self._backend.decode_view(self._store, paths, self._tail, *shared)
         self._view.bind_segments([None if row is None else row.segment for row in self._rows])
         self._view.count_rows(max(i for i, row in enumerate(self._rows) if row is not None) + 1)
-        self._view.drop_rows([i for i, row in enumerate(self._rows) if row is None])
+        self._view.deactivate_rows([i for i, row in enumerate(self._rows) if row is None])
 
     def _close_view(self) -> None:
         self._view.close()

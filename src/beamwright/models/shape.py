@@ -188,7 +188,7 @@ class ModelShape:
         return tuple((*size, self.layers) for size in sizes)
 
     @property
-    def in_blocks(self) -> bool:
+    def is_gguf_quantised(self) -> bool:
         """Whether the model is a GGUF file that stores all matrices in quantised blocks.
 
         This is so if the tensors outside blocks have fewer values than the smallest matrix.

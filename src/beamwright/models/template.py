@@ -238,7 +238,7 @@ def _compile(text: str) -> Template:
     return _ENVIRONMENT.from_string(text)
 
 
-def render(make: Callable[[], str], where: str) -> str:
+def render_with_limits(make: Callable[[], str], where: str) -> str:
     """Call `make`, which renders a template, in a thread that is stopped after a timeout.
 
     where: the beginning of an error message.

@@ -24,7 +24,7 @@ from beamwright.models.template import (
     argument_names,
     check_template,
     parse_tool_arguments,
-    render,
+    render_with_limits,
     shows_text,
     template_writer,
 )
@@ -300,7 +300,7 @@ class TextCodec:
         self, messages: Sequence[Mapping[str, Any]], where: str, **given: Any
     ) -> str:
         turns = [{key: v for key, v in turn.items() if v is not None} for turn in messages]
-        return render(partial(self._write, turns, **given), where)
+        return render_with_limits(partial(self._write, turns, **given), where)
 
     def count_tokens(self, text: str, most: int) -> int:
         """Return the number of tokens of a text; stop counting once it exceeds `most`.

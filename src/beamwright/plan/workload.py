@@ -182,7 +182,10 @@ _NUM_DEVIATIONS = 3
 
 @dataclass(frozen=True)
 class Spread:
-    """Range of the KV need of nearly every search, and the mean need, in tokens or bytes."""
+    """Least, mean and worst peak KV need of a search, in tokens or bytes.
+
+    Nearly every search needs between `least` and `worst`.
+    """
 
     least: int
     mean: int

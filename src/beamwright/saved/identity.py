@@ -14,7 +14,7 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
-from beamwright.search import strategy_row
+from beamwright.search import strategy_entry
 from beamwright.search.answers import ANSWERS
 
 # Keys of a saved file's code identities, with the option that each belongs to.
@@ -53,7 +53,7 @@ def plugin_code(settings: Settings) -> dict[str, str]:
         InputError: for an unknown strategy.
     """
     search = settings.search
-    rows = strategy_row(search), VERIFIERS.get(settings.model.scorer), ANSWERS.get(search.answers)
+    rows = strategy_entry(search), VERIFIERS.get(settings.model.scorer), ANSWERS.get(search.answers)
     return {
         name: identity_of(row.make, row.source)
         for name, row in zip(CODE_KEYS, rows, strict=True)
@@ -105,7 +105,7 @@ def _code_texts(code: CodeType) -> Iterator[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a text of `value` that is the same in every process; else the name of its type."""
+    """Return a text of `value` that is the same in every process, or the name of its type."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):

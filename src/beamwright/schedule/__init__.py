@@ -11,7 +11,7 @@ schedules.
 from __future__ import annotations
 
 from beamwright.registry import import_modules
-from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
+from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleEntry, schedule
 from beamwright.sections import ScheduleSettings
 
 
@@ -24,7 +24,7 @@ def make_schedule(settings: ScheduleSettings) -> Schedule:
     return schedule_row(settings).make_policy(settings)
 
 
-def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
+def schedule_row(settings: ScheduleSettings) -> ScheduleEntry:
     """Return the declaration of the schedule that `--schedule` names.
 
     Raises:
@@ -35,4 +35,4 @@ def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
 
 import_modules(__name__, __path__)
 
-__all__ = ["SCHEDULES", "Schedule", "ScheduleRow", "make_schedule", "schedule", "schedule_row"]
+__all__ = ["SCHEDULES", "Schedule", "ScheduleEntry", "make_schedule", "schedule", "schedule_row"]

@@ -49,7 +49,11 @@ def capacity_beams(forest: Forest, max_batch: int | None = None) -> int:
 
 
 def _form_group(forest: Forest, unused: dict[int, None], size: int, by_overlap: bool) -> list[int]:
-    """Form the next group: remove at most `size` beams from `unused`, and return them."""
+    """Form the next group: remove at most `size` beams from `unused`, and return them.
+
+    The group also ends before its KV exceeds the capacity. by_overlap: take the beam that shares
+    the most KV with the group; else take the beams in order.
+    """
     overlap = Overlap(forest)
     group: list[int] = []
     need = 0

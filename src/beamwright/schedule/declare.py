@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Plan, ScheduleView
-from beamwright.registry import Table, TableRow
+from beamwright.registry import Table, TableEntry
 from beamwright.sections import ScheduleSettings, Section
 
 
@@ -39,7 +39,7 @@ class Schedule(Section):
 
 
 @dataclass(frozen=True)
-class ScheduleRow(TableRow):
+class ScheduleEntry(TableEntry):
     """A declared schedule: its name, its class, and facts that other packages need."""
 
     make: type[Schedule]
@@ -68,7 +68,7 @@ class ScheduleRow(TableRow):
         return policy
 
 
-SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule", "plan", lab_names=("layerwise",))
+SCHEDULES: Table[ScheduleEntry] = Table("schedule", "--schedule", "plan", lab_names=("layerwise",))
 
 S = TypeVar("S", bound=type[Schedule])
 
@@ -79,12 +79,12 @@ def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
     Args:
         name: the value of `--schedule`.
         meaning: the description of the schedule in lists and help texts.
-        facts: fields of `ScheduleRow`.
+        facts: fields of `ScheduleEntry`.
 
     Raises:
         InputError: if the name is taken.
     """
-    register = declaration(SCHEDULES, ScheduleRow, name, meaning, **facts)
+    register = declaration(SCHEDULES, ScheduleEntry, name, meaning, **facts)
 
     def declare(policy: S) -> S:
         if "name" not in vars(policy):

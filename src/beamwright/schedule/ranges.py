@@ -70,7 +70,7 @@ def plan_ranges(
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedBytes:
     """A class of KV: the bytes that exactly the groups `first` to `last` use.
 
     resident_bytes: those of `total_bytes` that are on the device before the round.
@@ -99,7 +99,7 @@ def inner_orders(num_groups: int) -> list[tuple[int, ...]]:
     return list(orders)
 
 
-def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
+def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[SharedBytes]:
     """Return the KV of `ranges`, divided into classes by the groups that use it."""
     totals = _covered_bytes(ranges, forest.path_bytes, forest.shared_bytes)
     residents = _covered_bytes(ranges, forest.resident_path_bytes, forest.resident_shared_bytes)
@@ -109,12 +109,14 @@ def shared_classes(forest: Forest, ranges: Sequence[range]) -> list[Shared]:
         for last in range(first, num_groups):
             total = _exact_bytes(totals, first, last)
             if total:
-                classes.append(Shared(first, last, total, _exact_bytes(residents, first, last)))
+                classes.append(
+                    SharedBytes(first, last, total, _exact_bytes(residents, first, last))
+                )
     return classes
 
 
 def estimated_loads(
-    forest: Forest, ranges: Sequence[range], classes: Sequence[Shared], order: Sequence[int]
+    forest: Forest, ranges: Sequence[range], classes: Sequence[SharedBytes], order: Sequence[int]
 ) -> int:
     """Return the estimated KV bytes loaded over the link if the groups run in `order`.
 

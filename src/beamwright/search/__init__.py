@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Action, Prospect
-from beamwright.registry import Table, TableRow, import_modules
+from beamwright.registry import Table, TableEntry, import_modules
 from beamwright.search.answers import ANSWERS
 from beamwright.search.prospects import predict_by_scores
 from beamwright.sections import AnswerChoice, SearchSettings, Section
@@ -64,7 +64,7 @@ class SearchPolicy(Section):
 
 
 @dataclass(frozen=True)
-class StrategyRow(TableRow):
+class StrategyEntry(TableEntry):
     """A declared strategy: its name, its class, and the facts that other packages need."""
 
     make: type[SearchPolicy]
@@ -105,10 +105,10 @@ class StrategyRow(TableRow):
 
 
 DEFAULT_SEARCH = "beam"
-STRATEGIES: Table[StrategyRow] = Table("search", "--search", "select", taken=("list",))
-# Decorator that declares a strategy class: a name, `meaning` and fields of `StrategyRow`. Several
+STRATEGIES: Table[StrategyEntry] = Table("search", "--search", "select", taken=("list",))
+# Decorator that declares a strategy class: a name, `meaning` and fields of `StrategyEntry`. Several
 # declarations may share one class.
-strategy = partial(declaration, STRATEGIES, StrategyRow)
+strategy = partial(declaration, STRATEGIES, StrategyEntry)
 
 
 def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:
@@ -128,10 +128,10 @@ def make_strategy(settings: SearchSettings) -> SearchPolicy:
         InputError: for an unknown name, an option of another strategy, or settings that the
             strategy cannot use.
     """
-    return strategy_row(settings).make_policy(settings)
+    return strategy_entry(settings).make_policy(settings)
 
 
-def strategy_row(settings: SearchSettings) -> StrategyRow:
+def strategy_entry(settings: SearchSettings) -> StrategyEntry:
     """Return the declaration of the strategy that `--search` names; without a name, of beam search.
 
     Raises:

@@ -26,7 +26,7 @@ from pydantic import PrivateAttr
 
 from beamwright.declare import declaration, make_declared
 from beamwright.protocols import Answers
-from beamwright.registry import Table, TableRow
+from beamwright.registry import Table, TableEntry
 from beamwright.search.answer_keys import (
     LETTERS,
     chosen_option,
@@ -245,9 +245,9 @@ def _closing_braces(text: str) -> dict[int, int]:
 
 # --- formats ------------------------------------------------------------------------------------
 
-ANSWERS: Table[TableRow] = Table("search", "--answers", "read", "key")
+ANSWERS: Table[TableEntry] = Table("search", "--answers", "read", "key")
 # Decorator that declares an answer format: a class with `read` and `key` (`protocols.Answers`).
-answers = partial(declaration, ANSWERS, TableRow)
+answers = partial(declaration, ANSWERS, TableEntry)
 
 
 @answers("math", meaning=r"a box, an <answer>, 'The answer is ...'; compared as exact numbers")

@@ -13,7 +13,7 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.search import DEFAULT_SEARCH, strategy_row
+from beamwright.search import DEFAULT_SEARCH, strategy_entry
 from beamwright.sections import ModelSettings
 
 _PAGE = "--verifier PATH (docs/guides/verifiers.md)"
@@ -36,7 +36,7 @@ def with_defaults(
             it needs.
     """
     settings = with_strategy_and_verifier(settings, own_scores=own_scores)
-    row = strategy_row(settings.search)
+    row = strategy_entry(settings.search)
     search, step = settings.search, settings.step
     filled: dict[str, Any] = {"choose": search.choose or row.choose}
     if not own_strategy:
@@ -66,7 +66,7 @@ def with_strategy_and_verifier(settings: Settings, *, own_scores: bool = False) 
     if search.search is None:
         name = "majority" if not own_scores and _votes_by_default(model) else DEFAULT_SEARCH
         search = search.model_copy(update={"search": name})
-    row = strategy_row(search)
+    row = strategy_entry(search)
     if model.verifier is None:
         own = row.scorer if model.default_verifier == "none" else None
         model = model.model_copy(update={"verifier": own or model.default_verifier})

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from beamwright.config import Settings
-from beamwright.search import strategy_row
+from beamwright.search import strategy_entry
 from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, SearchTree
@@ -141,7 +141,7 @@ def doubts_about_votes(
     votes: the votes of the final candidates that ended by themselves.
     chosen: the vote of the chosen candidate.
     """
-    how = settings.search.choose or strategy_row(settings.search).choose
+    how = settings.search.choose or strategy_entry(settings.search).choose
     if how in ("best", "synthesis") or chosen is None or len(votes) < 2 or votes.count(chosen) != 1:
         return []
     return [
@@ -164,7 +164,7 @@ def _reads_scores(settings: Settings) -> bool:
     """Return True if the search or the choice of its answer reads scores."""
     if settings.model.is_random:
         return False
-    row = strategy_row(settings.search)
+    row = strategy_entry(settings.search)
     chosen = (settings.search.choose or row.choose) in ("best", "weighted")
     chosen = chosen and settings.search.n > 1
     return row.needs_scores or chosen or settings.model.scorer != "none"

@@ -25,7 +25,7 @@ from beamwright.protocols import (
     Traits,
     traits_of,
 )
-from beamwright.search import strategy_row
+from beamwright.search import strategy_entry
 from beamwright.search.prospects import predict_certain
 from beamwright.search.revise import best_answer_node
 from beamwright.search.rounds import sort_by_rank
@@ -99,7 +99,7 @@ class Synthesis(Strategy):
             return [Extend(node, 1)]
         actions = self.strategy.select(tree, rng)
         ended = [action.node for action in actions if isinstance(action, FinishPath)]
-        finals, solutions = strategy_row(self.search).finals, [*tree.finished(), *ended]
+        finals, solutions = strategy_entry(self.search).finals, [*tree.finished(), *ended]
         solutions = solutions if finals is None else finals(solutions, self.search.n)
         finish = next((action for action in actions if isinstance(action, EndSearch)), None)
         if finish is None or not solutions:

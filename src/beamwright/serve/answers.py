@@ -5,8 +5,8 @@ Thoughts (reasoning before the answer) are kept apart from the answer. No text a
 final before the thought itself is final.
 
 The candidates that can still win are the leaves that are not pruned. This holds for strategies that
-never return to a step that has children (`StrategyRow.commits`). A leaf that is still being decoded
-counts with its parent's text.
+never return to a step that has children (`StrategyEntry.commits`). A leaf that is still being
+decoded counts with its parent's text.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from beamwright.sparse.method import sparse_method
 _PROMPT_TOKENS, _STEP_TOKENS = 128, 32  # assumed tokens of a prompt, and of a step
 
 
-def with_schedule(settings: Settings) -> Settings:
+def resolve_schedule(settings: Settings) -> Settings:
     """Return the settings with a concrete schedule, and with settings that follow from it.
 
     `auto` becomes locality. If all KV fits the device, locality decodes one group and never uses

@@ -165,7 +165,7 @@ class Machinery:
         if self.settings.sparse.sparse == "auto":
             known = decoder, backend, self.sizes, self._plan(backend)
             self.settings, self.why_sparse = auto_settings.with_sparse(self.settings, *known)
-        named = auto_settings.with_schedule(self.settings)
+        named = auto_settings.resolve_schedule(self.settings)
         method = auto_settings.kv_method(named)
         attend, tails_apart = method.attend, method.tails_apart
         self.plan = plan = self._plan(None if attend else backend, tails_apart=tails_apart)

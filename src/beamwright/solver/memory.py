@@ -299,7 +299,7 @@ def memory_needed(
     models, kv_bytes: the sizes and the KV needs of generator and verifier.
     has_copies: False if KV is limited by `--kv-memory`, which excludes working copies.
     split: `--split`, the shares at the beginning of a search.
-    in_place, step_tokens: the same arguments as of `plan_memory`.
+    in_place, step_tokens: as in `plan_memory`.
     """
     present = [model for model in models if model is not None]
     pool = _pool_bytes(split, present, kv_bytes)

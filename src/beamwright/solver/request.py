@@ -25,7 +25,7 @@ from beamwright.protocols import RoundCallback, Strategy, Verifier
 from beamwright.registry import Table, flag_of
 from beamwright.saved.checkpoint import OBJECT_PREFIX, CheckpointWriter, tree_settings
 from beamwright.saved.identity import identity_of
-from beamwright.schedule import ScheduleRow, schedule_row
+from beamwright.schedule import ScheduleEntry, schedule_row
 from beamwright.schedule.declare import GROUPING_OPTIONS
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
@@ -282,7 +282,7 @@ def check_options_used(settings: Settings, parts: UserParts) -> None:
 
 
 def _unused_options(
-    settings: Settings, parts: UserParts, row: ScheduleRow
+    settings: Settings, parts: UserParts, row: ScheduleEntry
 ) -> dict[str, tuple[str, ...]]:
     """Return the options that have no effect, grouped by the reason, as text."""
     model, ignored = settings.model, row.unused_options
@@ -358,7 +358,10 @@ def _take_strategy(options: dict[str, Any]) -> Strategy | None:
 
 
 def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str, Any]) -> bool:
-    """Put a declared part's name and options into `options`; return False for other parts."""
+    """If `part` is declared in `table`, set its name and options in `options` and return True.
+
+    part: a declared function or class, or an instance of a declared class.
+    """
     for row in table.values():
         # A declared function or class, or an instance of a declared class.
         if row.make is part:

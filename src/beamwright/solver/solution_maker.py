@@ -18,7 +18,7 @@ from beamwright.errors import PolicyError
 from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.protocols import SchedulePolicy
 from beamwright.saved import receipt as receipts
-from beamwright.search import doubts, strategy_row
+from beamwright.search import doubts, strategy_entry
 from beamwright.search.choose import choose
 from beamwright.search.revise import best_answer_node, has_turn
 from beamwright.search.rounds import sort_by_rank
@@ -128,7 +128,7 @@ class SolutionMaker:
         written = [node for node in tree.finished() if is_synthesis(node)]
         if nodes is None:
             nodes = final_nodes(tree, search.n + len(written))
-            finals = strategy_row(search).finals
+            finals = strategy_entry(search).finals
             if finals is not None:
                 nodes = finals(tree.finished(), search.n) or nodes
         if not nodes:

@@ -143,9 +143,9 @@ class SparseDecode(DecodeView):
 
     def count_rows(self, num_rows: int) -> None:
         """Treat all rows after the first `num_rows` as padding."""
-        self.drop_rows(range(num_rows, len(self._live)))
+        self.deactivate_rows(range(num_rows, len(self._live)))
 
-    def drop_rows(self, rows: Sequence[int]) -> None:
+    def deactivate_rows(self, rows: Sequence[int]) -> None:
         """Stop reading the KV of these rows. All selections made so far are discarded."""
         gone = [row for row in rows if self._live[row]]
         for row in gone:

@@ -145,9 +145,10 @@ class PrmVerifier:
     def _create_states(
         self, nodes: Iterable[Node]
     ) -> list[tuple[VerifierState, Encoded, PrefillRequest]]:
-        """Create the states of `nodes`, and return those whose KV must be computed.
+        """Create a `VerifierState` for each node, and return those whose KV must be computed.
 
-        Each entry is a state, the path's encoding, and the request that prefills its new tokens.
+        For each new root, the text before the first step is prefilled first. An entry is a state,
+        the encoding of its path, and the request that prefills the path's new tokens.
         """
         work, trees = [], group_by_root(nodes)
         self._prefill_prefixes(trees)

@@ -231,7 +231,7 @@ def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(ma
     batch = Batch(forest, kernels("triton-tree"))
     batch.arrange([], [0, 1])
     assert torch.equal(batch.token()[0][:1], first)
-    batch.view.drop_rows([1])
+    batch.view.deactivate_rows([1])
     blocks = list(own.blocks)
     store.free(own)
     store.pool.storage[blocks] = 1e4
@@ -254,7 +254,7 @@ def test_a_copy_may_go_with_the_row_that_read_it(make_small, kernels):
     batch = Batch(forest, kernels("triton-dense"))
     batch.arrange([], [0, 1])
     first = batch.token()[0]
-    batch.view.drop_rows([0])
+    batch.view.deactivate_rows([0])
     store.pool.storage[segment.copies.pop()] = 1e4
     batch.held = [0, 0]
     assert torch.equal(batch.token()[0][1], first[1])

@@ -27,7 +27,7 @@ from beamwright.attention.kernels.worklist import (
     entry_size,
     prefill_tile,
 )
-from beamwright.kv.pool import KVBlocks
+from beamwright.kv.pool import KVBlockView
 
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
@@ -35,13 +35,13 @@ _MERGE_WARPS = 2
 _CODES: dict[str, int] = {"auto": 0, "int8": 1, "fp8": 2}  # values of CODES in `programs`
 
 
-def heads_of(kv: KVBlocks, num_heads: int) -> HeadLayout:
+def heads_of(kv: KVBlockView, num_heads: int) -> HeadLayout:
     """Return how `num_heads` query heads are assigned to the KV heads of `kv`."""
     layout = kv.layout
     return HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
 
 
-def tile_of_prefill(kv: KVBlocks, num_heads: int) -> Tile:
+def tile_of_prefill(kv: KVBlockView, num_heads: int) -> Tile:
     """Return the tile size of the prefill kernel for this KV layout and GPU."""
     size, hopper = kv.layout.dtype.itemsize, is_hopper(kv.storage.device)
     return prefill_tile(heads_of(kv, num_heads), size, hopper=hopper)
@@ -86,7 +86,7 @@ class Partials:
 def decode_attention(
     query: Tensor,
     key_value: Tensor,
-    kv: KVBlocks,
+    kv: KVBlockView,
     layer: int,
     own: OwnBlocks,
     work: Sequence[Tensor],
@@ -130,7 +130,7 @@ def decode_attention(
 def prefill_attention(
     query: Tensor,
     key_value: Tensor,
-    kv: KVBlocks,
+    kv: KVBlockView,
     layer: int,
     work: Sequence[Tensor | None],
     num_tiles: int,
@@ -172,7 +172,7 @@ def _scale(heads: HeadLayout) -> float:
     return _LOG2_E / sqrt(heads.head_dim)
 
 
-def _pool(kv: KVBlocks, layer: int) -> tuple[list[Tensor | None], tuple[int, int]]:
+def _pool(kv: KVBlockView, layer: int) -> tuple[list[Tensor | None], tuple[int, int]]:
     """Return the pool's tensors of a layer, and their strides.
 
     The tensors are keys and values [block, token, kv_head, head_dim], and the scale exponents of
@@ -183,14 +183,14 @@ def _pool(kv: KVBlocks, layer: int) -> tuple[list[Tensor | None], tuple[int, int
     return [*numbers.unbind(1), *codes], (numbers.stride(0), numbers.stride(2))
 
 
-def _kernel_flags(kv: KVBlocks) -> dict[str, Any]:
+def _kernel_flags(kv: KVBlockView) -> dict[str, Any]:
     """Return the kernel arguments for softcap, window and codes, see `programs`; 0 means none."""
     layout = kv.layout
     window, softcap = layout.window or 0, layout.softcap or 0.0
     return {"SOFTCAP": softcap, "WINDOW": window, "CODES": _CODES[layout.kept]}
 
 
-def _sizes(heads: HeadLayout, tile: Tile, kv: KVBlocks, dtype: torch.dtype) -> dict[str, Any]:
+def _sizes(heads: HeadLayout, tile: Tile, kv: KVBlockView, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "KV_HEADS": heads.kv_heads,
         "GROUP": heads.group,

@@ -156,7 +156,7 @@ class KernelDecode(DecodeView):
         self._live = [self._live[row] for row in kept]
         self._stale = True
 
-    def drop_rows(self, rows: Sequence[int]) -> None:
+    def deactivate_rows(self, rows: Sequence[int]) -> None:
         """Stop reading the KV of `rows`.
 
         With a copy per row, other rows then read other copies, so the work lists are rebuilt before

@@ -112,7 +112,7 @@ class Names:
 
 
 def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
-    """Return which tensors have reordered rows, and their number of heads, by part of their name.
+    """Return the number of heads of tensors with reordered rows, by a part of the tensor's name.
 
     In GGUF files of Llama the two rows of a rotary pair are adjacent. Hugging Face stores the first
     rows of all pairs of a head, then the second rows.
