@@ -32,8 +32,8 @@ NEAR = 0.1
 
 KEY = (
     "*Reproduced*: our figure is within a tenth of the paper's, or its statement holds. *Partly*: "
-    "the direction agrees, the size does not. *As published* or *built differently*: a mechanism "
-    "that we built, but of which there is no figure to compare. *Beyond the paper*: it gives no "
+    "the direction agrees, the size does not. *As published* or *built differently*: we built "
+    "the mechanism, but have no figure to compare. *Beyond the paper*: it gives no "
     "figure, we do. *Computed*: from equations and data sheets. *Simulated*: our scheduling code "
     "on a virtual clock, with pass times from the GPU's data sheet. *Measured*: on two CPU cores "
     "unless a GPU is named. A letter such as (A) names the command below the table that produced "

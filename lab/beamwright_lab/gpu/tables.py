@@ -42,7 +42,7 @@ def machine(found: Found) -> str:
     packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "triton", "transformers"))
     gigabytes = found["stages"]["roofline"]["ceiling"] / 1e9
     return _wrapped(
-        f"One {facts['card']}, driver {facts['driver']}, {packages}; copying within its memory "
+        f"One {facts['card']}, driver {facts['driver']}, {packages}; a copy on the card "
         f"reads and writes {gigabytes:,.0f} GB/s in total."
     )
 
@@ -57,8 +57,7 @@ def sentence(found: Found) -> str:
     return _wrapped(
         f"On an {card}, with random weights in the shape of a 1.5B model, 64 paths generate "
         f"{_rate(paths[0]):,.0f} tokens a second; {engine} generates {_rate(paths[1]):,.0f}. In a "
-        f"beam search, both engines get half of the KV memory that vLLM uses when memory is ample: "
-        f"Beamwright generates {_rate(half[0]):,.0f} tokens a second, vLLM {_rate(half[1]):,.0f}. "
+        f"beam search within half of vLLM's peak KV memory, Beamwright generates {_rate(half[0]):,.0f} tokens a second, vLLM {_rate(half[1]):,.0f}. "
         "Beamwright's tree is the same as with full memory."
     )
 
@@ -241,12 +240,12 @@ def one_step(found: Found) -> str:
             return NOTHING
         longer = zip(step["longer_waits_us"], step["busy_in_longer_waits_us"], strict=True)
         waits = ", ".join(
-            f"{1e-3 * w:.0f} ms (other kernels ran in {1e-3 * b:.0f} ms of them)" for w, b in longer
+            f"{1e-3 * w:.0f} ms (other kernels ran in {1e-3 * b:.0f} ms of it)" for w, b in longer
         )
         said = (
             f"{step['kernels_a_step']} kernels in {step['span_us']:,.0f} us; their own times add "
             f"up to {step['busy_us']:,.0f} us. Decode steps are {step['between_steps_us']} us "
-            f"apart. Longer gaps between steps, added up over the search: {waits or 'none'}."
+            f"apart. Longer gaps between steps in one search: {waits or 'none'}."
         )
         return f"{_wrapped(said)}\n\n{_table(step['kernels'][:14])}"
 

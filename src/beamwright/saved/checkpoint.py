@@ -289,7 +289,11 @@ class _SavedNode:
     usage: dict[str, _Spent]
     round: _Count
     greedy: Annotated[bool, Strict()]
-    turn: tuple[_Text, _Flag] | tuple[_Text, _Flag, _Flag, _Flag] | None
+    turn: (
+        tuple[_Text, _Flag]
+        | tuple[_Text, _Flag, _Flag, _Flag, tuple[tuple[_Count, ...], ...]]
+        | None
+    )
     finished_s: _Seconds | None
     top: tuple[tuple[tuple[_Count, _Number], ...], ...]
     notes: dict[str, _Text]

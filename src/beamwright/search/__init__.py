@@ -16,11 +16,11 @@ FlashTTS section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from beamwright.declare import declaration, declared_values, make_declared
 from beamwright.protocols import Action, Prospect
@@ -92,6 +92,8 @@ class StrategyEntry(TableEntry):
     # Function that chooses the n final candidates among the finished paths, for a strategy that
     # finishes more or fewer than n.
     finals: Callable[[Sequence[Node], int], list[Node]] | None = None
+    # Fields of this row that have other values if the option `guide` is set.
+    guided: Mapping[str, Any] = field(default_factory=dict)
 
     def make_policy(self, settings: SearchSettings) -> SearchPolicy:
         """Build the strategy, with its options from `settings`.
@@ -137,7 +139,8 @@ def strategy_entry(settings: SearchSettings) -> StrategyEntry:
     Raises:
         InputError: for an unknown name.
     """
-    return STRATEGIES.find(settings.search or DEFAULT_SEARCH)
+    entry = STRATEGIES.find(settings.search or DEFAULT_SEARCH)
+    return replace(entry, **entry.guided) if getattr(settings, "guide", False) else entry
 
 
 import_modules(__name__, __path__)

@@ -4,6 +4,11 @@ Generation 1 holds n independent answers. For each answer of the next generation
 problem and `aggregate_size` answers of the last one, without their thoughts, and writes a better
 answer. Each of these prompts stands alone, so the model reads nothing else. No verifier is needed;
 the final answer is a vote of the last whole generation.
+
+With `guide`, the verifier's scores decide what lasts (PRISM, arXiv 2603.02479). One answer of each
+prompt is drawn by its score, and a new answer may be rejected: the best answer that it was written
+from then keeps its place. The final vote is weighted by the scores. PRISM itself has
+`aggregate_size` 1; the comments that its verifier writes are not shown to the model here.
 """
 
 from __future__ import annotations
@@ -12,21 +17,31 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from beamwright.protocols import Action, Ask, EndSearch, Extend, FinishPath
+from beamwright.protocols import Action, Ask, EndSearch, Extend, FinishPath, Prune
 from beamwright.registry import option
 from beamwright.search import strategy
 from beamwright.search.best_of_n import IndependentPaths
+from beamwright.search.rounds import (
+    effective_sample_size,
+    score_weights,
+    sort_by_rank,
+    systematic_resample,
+)
 from beamwright.search.synthesis import WRITE_BETTER, check_prompt, solutions_prompt
 from beamwright.tree import Node, SearchTree, Turn
 
+# Constants of PRISM's published code: an answer weighs score ** (1 / temperature), and answers are
+# resampled if their effective sample size is below this share of their number.
+_TEMPERATURE, _LEAST_SHARE = 0.7, 0.5
+
 
 def last_generation(finished: Sequence[Node], n: int) -> list[Node]:
-    """Return the newest generation with n answers; the first one if none is whole."""
+    """Return the newest generation with n answers; if none is whole, all answers."""
     generations: dict[int, list[Node]] = {}
     for node in finished:
         generations.setdefault(_generation(node), []).append(node)
     whole = [number for number, nodes in generations.items() if len(nodes) >= n]
-    return generations[max(whole, default=min(generations))] if generations else []
+    return generations[max(whole)] if whole else [*finished]
 
 
 def _generation(node: Node) -> int:
@@ -42,6 +57,7 @@ def _generation(node: Node) -> int:
     fills=False,
     votes_change="a later generation writes the answers again",
     finals=last_generation,
+    guided={"choose": "weighted", "needs_scores": True},
 )
 class Aggregate(IndependentPaths):
     """Recursive self-aggregation of n answers over `aggregate_rounds` further generations."""
@@ -56,6 +72,9 @@ class Aggregate(IndependentPaths):
         WRITE_BETTER,
         metavar="TEXT",
         help="Prompt for a new answer, with {problem} and {solutions}.",
+    )
+    guide: bool = option(
+        False, "Draw answers by their scores, and reject new answers with lower scores (PRISM)."
     )
 
     def model_post_init(self, context: Any) -> None:
@@ -72,26 +91,72 @@ class Aggregate(IndependentPaths):
         candidates = tree.candidates()
         most = self.search.max_rounds
         going = [n for n in candidates if not n.ended and len(n.reply()) < most]
-        actions: list[Action] = [FinishPath(node) for node in candidates if node not in going]
         if going:
-            return [*actions, *(Extend(node, 1) for node in going)]
-        ended = [*tree.finished(), *candidates]
-        newest = max(map(_generation, ended))
-        population = [node for node in ended if _generation(node) == newest]
-        if len({_generation(node) for node in ended}) > self.aggregate_rounds:
+            ended = [FinishPath(node) for node in candidates if node not in going]
+            return [*ended, *(Extend(node, 1) for node in going)]
+        answers = [*tree.finished(), *candidates]
+        began = sorted({child.round for child in tree.root.children})  # of each generation
+        newest = [node for node in answers if _generation(node) == began[-1]]
+        population = self._judge(tree, newest, rng) if self.guide else newest
+        lost = {*answers} - {*population} if self.guide else set[Node]()
+        actions: list[Action] = [FinishPath(node) for node in candidates if node not in lost]
+        actions += [Prune(node) for node in answers if node in lost]
+        if len(began) > self.aggregate_rounds:
             return [*actions, EndSearch()]
-        return [
-            *actions,
-            *(Ask(tree.root, self._prompt(population, rng)) for _ in range(self.search.n)),
-        ]
+        drawn = self._draw(population, rng)
+        return [*actions, *(Ask(tree.root, self._prompt(each)) for each in drawn)]
 
-    def _prompt(self, population: Sequence[Node], rng: Random) -> Turn:
-        """Return a prompt with randomly drawn answers.
+    def _draw(self, population: Sequence[Node], rng: Random) -> list[list[Node]]:
+        """Draw the answers of n prompts at random.
+
+        With `guide`, the first answer of each prompt is drawn by its score, as PRISM resamples: if
+        there are fewer than n answers, or a few of them have most of the weight.
+        """
+        n, places = self.search.n, range(len(population))
+        size = min(self.aggregate_size, len(population))
+        if not self.guide:
+            drawn = [rng.sample(places, size) for _ in range(n)]
+        else:
+            weights = _weights(population)
+            even = effective_sample_size(weights) >= _LEAST_SHARE * len(weights)
+            shares = [1] * n
+            if len(population) != n or not even:
+                shares = systematic_resample(weights, n, rng.random())
+            drawn = [
+                [place, *rng.sample([other for other in places if other != place], size - 1)]
+                for place in places
+                for _ in range(shares[place])
+            ]
+        return [[population[place] for place in each] for each in drawn]
+
+    def _judge(self, tree: SearchTree, newest: Sequence[Node], rng: Random) -> list[Node]:
+        """Return the answers that last: the accepted new ones, and others instead of rejected ones.
+
+        A new answer competes with the best of the answers that it was written from.
+        """
+        lasting: dict[Node, None] = {}
+        for node in newest:
+            turn = node.replies_to.turn
+            sources = () if turn is None else turn.sources
+            known = [tree.node((tree.root.problem_id, *source)) for source in sources]
+            best = sort_by_rank(known)[0] if known else node
+            weight, least = _weights([node, best])
+            lasting[node if rng.random() * least <= weight else best] = None
+        return sorted(lasting, key=lambda node: node.lineage[1:])
+
+    def _prompt(self, answers: Sequence[Node]) -> Turn:
+        """Return a prompt with some answers.
 
         The answers keep their order in the tree, so that many prompts begin alike and share KV.
         """
-        drawn = rng.sample(range(len(population)), min(self.aggregate_size, len(population)))
-        solutions = [population[place] for place in sorted(drawn)]
-        problem = population[0].root.problem_text
-        text = solutions_prompt(self.aggregate_prompt, problem, solutions)
-        return Turn(text, answers=True, alone=True)
+        shown = sorted(answers, key=lambda node: node.lineage[1:])
+        problem = answers[0].root.problem_text
+        text = solutions_prompt(self.aggregate_prompt, problem, shown)
+        sources = tuple(tuple(map(int, node.lineage[1:])) for node in shown)
+        return Turn(text, answers=True, alone=True, sources=sources)
+
+
+def _weights(answers: Sequence[Node]) -> list[float]:
+    """Return PRISM's weights of answers, each score ** (1 / temperature)."""
+    weights = score_weights([node.score for node in answers], "linear", 1.0)
+    return [weight ** (1 / _TEMPERATURE) for weight in weights]

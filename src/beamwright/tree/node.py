@@ -70,6 +70,8 @@ class Turn:
     # any other reply.
     alone: bool = False
     final: bool = False  # True: the reply is the answer of the search (`--choose synthesis`)
+    # The answers that the message contains: lineages of their last nodes, without the problem id.
+    sources: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(eq=False)
