@@ -295,12 +295,16 @@ def test_many_problems_have_the_trees_of_one_process_and_a_death_loses_nothing(m
         assert len(list(each.tree.nodes())) > 1 or tells == "nothing"
 
 
+AGAIN = {"search": "aggregate", "aggregate_rounds": 1, "aggregate_prompt": "{solutions}"}
+
+
 def test_a_problem_of_its_own_fails_alone_and_options_are_its_own(make, alone):
     far, _ = make()
     given = [("long", "word " * 2000, {}), ("seed", PROBLEM, {"seed": 5}), ("p", PROBLEM, {})]
+    given.append(("again", PROBLEM, AGAIN))
     found = dict(far.solve_many(given))
     assert isinstance(found["long"], InputError)
-    for name, options in (("seed", {"seed": 5}), ("p", {})):
+    for name, options in (("seed", {"seed": 5}), ("p", {}), ("again", AGAIN)):
         assert found[name].tree_hash == alone.solve(PROBLEM, problem_id=name, **options).tree_hash
 
 

@@ -29,6 +29,7 @@ def steps(solution):
         {"stop_strings": ("a", "qq")},
         {"context": 60, "max_tokens": None, "max_rounds": 40},
         {"search": "majority", "verifier": "none"},
+        {"search": "aggregate", "aggregate_rounds": 1, "aggregate_prompt": "{solutions}"},
         {"search": "mcts", "width": 4, "verifier": lambda _, steps: len(steps[-1]) / 50},
     ],
 )

@@ -1,13 +1,19 @@
 """Answers written from other answers: `--search aggregate` and `--choose synthesis`."""
 
+import random
+from types import SimpleNamespace
+
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from beamwright import Solver
 from beamwright.errors import InputError
-from beamwright.protocols import Ask, EndSearch, Extend, FinishPath
-from beamwright.search import make_strategy
-from beamwright.search.self_aggregation import last_generation
-from beamwright.search.synthesis import Synthesis, is_synthesis
+from beamwright.models.hub import BUNDLED
+from beamwright.protocols import Ask, EndSearch, Extend, FinishPath, Prune
+from beamwright.search import make_strategy, round_rng
+from beamwright.search.self_aggregation import expected_prefills, last_generation, order_alike
+from beamwright.search.synthesis import Synthesis, is_synthesis, solutions_prompt
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason, Turn
 from fakes import add_step, new_tree
@@ -21,9 +27,10 @@ SMALL = {"n": 4, "max_tokens": 60, "temperature": 0.6}
 AGGREGATE = {"search": "aggregate", "aggregate_size": 2, "aggregate_rounds": 1, **SMALL}
 
 
-def reply_to_all(tree, texts, stop=StopReason.EOS):
-    for node, text in zip(tree.open_nodes(), texts, strict=True):
+def reply_to_all(tree, texts, scores=None, stop=StopReason.EOS):
+    for i, (node, text) in enumerate(zip(tree.open_nodes(), texts, strict=True)):
         add_step(tree, node, text, stop=stop)
+        node.score = scores[i] if scores else None
     tree.rounds += 1
 
 
@@ -67,6 +74,66 @@ def test_a_generation_that_is_not_whole_does_not_replace_the_one_before():
     tree.rounds += 1
     obey(tree, actions_of(strategy, tree))
     assert [node.text for node in last_generation(tree.finished(), 2)] == ["a", "b"]
+
+
+def guided(tree, scores, **options):
+    """A guided search after a first generation a, b, ... with these scores."""
+    options = {"aggregate_size": 1, "aggregate_rounds": 2, **options}
+    strategy = make_strategy(
+        SearchSettings(search="aggregate", n=len(scores), guide=True, **options)
+    )
+    obey(tree, actions_of(strategy, tree))
+    reply_to_all(tree, "abcdef"[: len(scores)], scores)
+    return strategy
+
+
+def test_with_a_guide_answers_are_drawn_by_their_scores():
+    tree = new_tree(text="What is it?")
+    strategy = guided(tree, [0.0, 0.9, 0.0, 0.1])
+    turns = asked(actions_of(strategy, tree))
+    assert len(turns) == 4
+    assert sum("Solution 1:\nb" in turn.text for turn in turns) >= 3
+    tree = new_tree(text="What is it?")
+    strategy = guided(tree, [0.5, 0.6, 0.5, 0.6])
+    turns = asked(actions_of(strategy, tree))
+    assert sorted(turn.sources for turn in turns) == [((i,),) for i in range(4)], "all weigh much"
+
+
+def test_with_a_guide_a_worse_answer_does_not_replace_the_best_that_it_was_written_from():
+    tree = new_tree(text="What is it?")
+    strategy = guided(tree, [0.5, 0.4], aggregate_size=2)
+    obey(tree, actions_of(strategy, tree))
+    reply_to_all(tree, ["worse", "better"], [0.0, 0.9])
+    actions = actions_of(strategy, tree)
+    assert {a.node.text for a in actions if isinstance(a, Prune)} == {"b", "worse"}
+    obey(tree, actions)
+    assert len(tree.open_nodes()) == 2, "as many new answers as before"
+    reply_to_all(tree, ["worst", "worst"], [0.0, 0.0])
+    obey(tree, actions_of(strategy, tree))
+    assert tree.done
+    lasting = {node.text for node in last_generation(tree.finished(), 2)}
+    assert "better" in lasting
+    assert not lasting & {"worst", "worse", "b"}
+
+
+def test_a_guide_needs_scores():
+    with pytest.raises(InputError, match="needs scores"):
+        Solver(**{**AGGREGATE, "guide": True}, verifier="none")
+
+
+def test_solutions_are_ordered_so_that_prompts_begin_alike():
+    rng = random.Random(0)
+    draws = [rng.sample(range(16), 4) for _ in range(16)]
+    ordered = order_alike(draws)
+    assert [sorted(each) for each in ordered] == [sorted(each) for each in draws]
+
+    def prefixes(orders):
+        return len({tuple(each[:size]) for each in orders for size in range(1, 5)})
+
+    assert prefixes(ordered) < prefixes(map(sorted, draws)) < prefixes(draws)
+    assert order_alike([[1, 2], [3, 2], [2]]) == [[2, 1], [2, 3], [2]]
+    assert expected_prefills(4, 4) == 4
+    assert expected_prefills(16, 1) < 16
 
 
 def test_a_prompt_needs_a_place_for_the_solutions():
@@ -114,10 +181,15 @@ def test_few_equal_tokens_are_not_worth_a_node():
     assert [node.token_ids for node in tree.root.children] == [(1, 2, 3), (1, 2, 4)]
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "guided"])
+def guide(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def grown():
+def grown(guide):
     """The tree of a search with plenty of memory."""
-    with Solver(**AGGREGATE) as solver:
+    with Solver(**AGGREGATE, guide=guide) as solver:
         return solver.solve(PROBLEM)
 
 
@@ -131,24 +203,52 @@ def grown():
         {"batching": "grouped"},
     ],
 )
-def test_the_tree_does_not_depend_on_memory_or_batches(grown, options):
-    with Solver(**AGGREGATE, **options) as solver:
+def test_the_tree_does_not_depend_on_memory_or_batches(grown, guide, options):
+    with Solver(**AGGREGATE, **options, guide=guide) as solver:
         found = solver.solve(PROBLEM)
     assert found.tree_hash == grown.tree_hash
     assert (found.kv.d2h_bytes > 0) == ("kv_memory" in options)
 
 
-def test_a_killed_search_goes_on_with_the_same_tree(grown, tmp_path):
+def test_a_killed_search_goes_on_with_the_same_tree(grown, guide, tmp_path):
     file = tmp_path / "search.ckpt"
 
     def stop(report):
         if any(node.turn for node in report.tree.root.children):
             raise KeyboardInterrupt
 
-    with Solver(**AGGREGATE) as solver:
+    with Solver(**AGGREGATE, guide=guide) as solver:
         with pytest.raises(KeyboardInterrupt):
             solver.solve(PROBLEM, checkpoint=file, on_round=stop)
         assert solver.resume(file).tree_hash == grown.tree_hash
+
+
+def test_prompts_and_replies_are_those_of_the_papers_loop_over_transformers():
+    """The loop draws answers, renders their prompts, and reads every reply as one text."""
+    with Solver(**AGGREGATE) as solver:
+        tree, search = solver.solve(PROBLEM).tree, solver.settings.search
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "generator")
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED / "generator", dtype=torch.float32)
+    replies = {}
+    for node in filter(lambda node: node.ended, tree.nodes()):
+        replies.setdefault(node.reply()[0].round, []).append(node)
+    (_, answers), (began, later) = sorted(replies.items())
+    rng = round_rng(search, SimpleNamespace(root=tree.root, rounds=began - 1))
+    prompts = set()
+    for drawn in order_alike([rng.sample(range(4), 2) for _ in later]):
+        text = solutions_prompt(search.aggregate_prompt, PROBLEM, [answers[i] for i in drawn])
+        chat = [{"role": "user", "content": text}]
+        rendered = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+        prompts.add(tuple(rendered["input_ids"]))
+    read = set()
+    for node in later:
+        ids, logprobs = node.path_token_ids(), [x for step in node.reply() for x in step.logprobs]
+        read.add(tuple(ids[: -len(logprobs)]))
+        with torch.inference_mode():
+            rows = model(torch.tensor([ids])).logits[0, -len(logprobs) - 1 : -1].log_softmax(-1)
+        expected = rows.gather(1, torch.tensor(ids[-len(logprobs) :])[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(logprobs), expected, atol=1e-3)
+    assert read == prompts
 
 
 def test_a_prompt_of_its_own_is_answered_like_a_fresh_problem():

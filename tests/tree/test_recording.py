@@ -5,17 +5,21 @@ from itertools import count
 
 import pytest
 
+from beamwright import Solver
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.timeline import Accounting
 from beamwright.errors import InputError
+from beamwright.protocols import Direction
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import NodeState, StopReason
 from beamwright.tree.recording import record_tree, write_tree_record
+from beamwright_lab.simulator.bench import Bench
 from beamwright_lab.simulator.recorded import read_recorded
 from beamwright_lab.simulator.replay import ReplayStrategy, Script
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 from played import Loop, new_run
+from simulated import GIB, case, longest
 from tables import beside
 
 
@@ -73,8 +77,32 @@ def test_no_token_ids_and_no_text_are_recorded(searched):
     recorded = record_tree(searched[0])
     assert set(recorded) == {"version", "problem_id", "prompt_tokens", "rounds", "nodes"}
     for node in recorded["nodes"]:
-        assert set(node) == {"lineage", "tokens", "stop", "state", "score"}
+        assert set(node) == {"lineage", "tokens", "stop", "state", "score", "began", "turn"}
         assert isinstance(node["tokens"], int)
+
+
+@pytest.mark.parametrize("search", ["aggregate", "revise"])
+@pytest.mark.parametrize("budget", [8 * GIB, 160 * 2**20])
+def test_a_search_that_asks_again_is_simulated(tmp_path, search, budget):
+    """Turns, and prompts of their own with the beginnings that they share."""
+    options = {"n": 8, "max_tokens": 40, "context": 1024} | (
+        {"aggregate_size": 2} if search == "aggregate" else {}
+    )
+    with Solver(search=search, temperature=0.6, **options) as solver:
+        tree = solver.solve("Jack has 70 eggs and buys 5. How many has he now?").tree
+    write_tree_record(tree, tmp_path / "tree.json")
+    found = read_recorded(tmp_path / "tree.json")
+    assert {node.turn for node in found.nodes} == {
+        None,
+        "alone" if search == "aggregate" else "follows",
+    }
+    bench = Bench([case(tree=found, step=longest(found), budget=budget)])
+    (run,) = bench.run(1)
+    nodes = [*run.tree.nodes()][1:]
+    assert [(node.lineage[1:], len(node.token_ids), node.round) for node in nodes] == [
+        (node.lineage, node.tokens, node.round) for node in found.nodes
+    ]
+    assert (bench.link.bytes_moved[Direction.H2D] > 0) == (budget < GIB)
 
 
 MALFORMED = beside(__file__)

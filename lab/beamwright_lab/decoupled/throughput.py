@@ -60,7 +60,7 @@ def foresee_opened(script: Script) -> Foresee:
 
     def foresee(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
         del ahead, width
-        counts = [(beam, script.num_children(beam)) for beam in beams if can_be_extended(beam)]
+        counts = [(beam, script.num_steps_below(beam)) for beam in beams if can_be_extended(beam)]
         return [Prospect(beam, count) for beam, count in counts if count]
 
     return foresee

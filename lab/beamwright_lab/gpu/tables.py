@@ -57,7 +57,8 @@ def sentence(found: Found) -> str:
     return _wrapped(
         f"On an {card}, with random weights in the shape of a 1.5B model, 64 paths generate "
         f"{_rate(paths[0]):,.0f} tokens a second; {engine} generates {_rate(paths[1]):,.0f}. In a "
-        f"beam search within half of vLLM's peak KV memory, Beamwright generates {_rate(half[0]):,.0f} tokens a second, vLLM {_rate(half[1]):,.0f}. "
+        f"beam search within half of vLLM's peak KV memory, Beamwright generates "
+        f"{_rate(half[0]):,.0f} tokens a second, vLLM {_rate(half[1]):,.0f}. "
         "Beamwright's tree is the same as with full memory."
     )
 

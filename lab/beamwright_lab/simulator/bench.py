@@ -192,7 +192,13 @@ class Bench:
                     i = waiting.popleft()
                     strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
                     tree = scripts[i].search_tree()
-                    runs[i] = TreeRun(tree, strategy, _last_score, lambda tree: Random(0))
+                    runs[i] = TreeRun(
+                        tree,
+                        strategy,
+                        _last_score,
+                        lambda tree: Random(0),
+                        render_turn=scripts[i].render_turn,
+                    )
                     engine.admit(runs[i])
                 if self.moving is not None:
                     self.moving.rebalance([run for run in runs.values() if not run.tree.done])

@@ -102,7 +102,7 @@ class SimulatedLayerwise(StepWriter):
         self._prefill_parents(beams)
         left, first = {}, 0
         for node, step in zip(beams, steps, strict=True):
-            left[node] = step.tokens - step.stop.ends_path  # a path's last token is not forwarded
+            left[node] = step.tokens - step.ends_path  # a path's last token is not forwarded
             self._forwarded.add(node)
         while left := {node: tokens for node, tokens in left.items() if tokens > first}:
             until = min(left.values())
@@ -110,7 +110,7 @@ class SimulatedLayerwise(StepWriter):
             first = until
         self._progress.wrote(sum(step.tokens for step in steps))
         return [
-            StepDecoded(node, (0,) * step.tokens, (), step.stop, "")
+            StepDecoded(node, (0,) * step.tokens, (), step.stop, "")  # type: ignore[arg-type]
             for node, step in zip(beams, steps, strict=True)
         ]
 

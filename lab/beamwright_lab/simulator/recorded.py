@@ -6,7 +6,7 @@ A recorded tree has lineages, token counts, stop reasons, states and scores, but
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -24,22 +24,32 @@ _WHOLE = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_WHOLE)
 class RecordedNode:
-    """A decoded step.
+    """A decoded step, or a turn between two replies.
 
     lineage: child numbers from the root, without the problem id.
-    tokens: length of this step.
+    tokens: length of this step or turn.
+    stop: None for a turn.
+    began: the round that opened the node; None: its depth.
+    turn: "alone" if a turn is a prompt of its own, "follows" if not; None for a step.
     """
 
     lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
     tokens: _Tokens
-    stop: StopReason
+    stop: StopReason | None
     state: NodeState
     score: _Score | None
+    began: _Count | None = None
+    turn: Literal["alone", "follows"] | None = None
 
     @property
     def round(self) -> int:
-        """The round that decoded the step, from 1; equal to the node's depth."""
-        return len(self.lineage)
+        """The round that decoded the step, from 1."""
+        return len(self.lineage) if self.began is None else self.began
+
+    @property
+    def ends_path(self) -> bool:
+        """True if the step ended its path."""
+        return self.stop is not None and self.stop.ends_path
 
 
 @dataclass(frozen=True, config=_WHOLE)
@@ -91,7 +101,7 @@ def _check_lineages(tree: RecordedTree) -> None:
         if ordinal != num_children[parent]:
             raise ValueError(f"{where}: child {num_children[parent]} of its parent is missing")
         if node.round > tree.rounds:
-            raise ValueError(f"{where} is deeper than the {tree.rounds} rounds")
+            raise ValueError(f"{where} began after the {tree.rounds} rounds")
         num_children[parent] += 1
         if node.state is NodeState.KEPT:
             num_children[node.lineage] = 0

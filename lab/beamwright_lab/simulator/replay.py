@@ -14,6 +14,7 @@ from random import Random
 from beamwright.errors import InputError
 from beamwright.protocols import (
     Action,
+    Ask,
     EndSearch,
     Extend,
     FinishPath,
@@ -23,7 +24,7 @@ from beamwright.protocols import (
     traits_of,
 )
 from beamwright.search.prospects import predict_by_scores, predict_certain
-from beamwright.tree import Node, NodeState, SearchTree
+from beamwright.tree import Node, NodeState, SearchTree, Turn
 from beamwright_lab.simulator.recorded import RecordedNode, RecordedTree
 from beamwright_lab.studies.clairvoyant import Life
 
@@ -87,14 +88,15 @@ class Script:
             found.setdefault(len(step.lineage), []).append(step)
         return found
 
-    def num_children(self, node: Node) -> int:
+    def num_steps_below(self, node: Node) -> int:
+        """Return the number of steps that continue a node's reply."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
-        return self._children.get(lineage, 0)
+        return sum(not self._steps[at].turn for at in self._below(lineage))
 
     @property
     def num_beams(self) -> int:
         """Beams of the first round."""
-        return self._children.get((), 0)
+        return sum(not step.turn for at, step in self._steps.items() if len(at) == 1)
 
     def search_tree(self) -> SearchTree:
         """Create a tree with only the prompt. All token ids are 0."""
@@ -107,25 +109,51 @@ class Script:
         """
         last: dict[tuple[int, ...], int] = {(): 0}
         for lineage in sorted(self._steps, key=len, reverse=True):
-            last[lineage] = max(last.get(lineage, 0), len(lineage))
-            above = lineage[:-1]
-            last[above] = max(last.get(above, 0), last[lineage])
+            step, above = self._steps[lineage], lineage[:-1]
+            last[lineage] = max(last.get(lineage, 0), step.round)
+            if above or step.turn != "alone":
+                last[above] = max(last.get(above, 0), last[lineage])
         prompt = -(-self.prompt_tokens // block_tokens)
         lives = [Life(0, last[()], prompt)]
         for lineage, step in self._steps.items():
             # A step's last token has no KV before an extension; ended paths keep none.
-            kept = 0 if step.stop.ends_path else -(-(step.tokens - 1) // block_tokens)
-            lives.append(Life(len(lineage), last[lineage], kept))
+            kept = 0 if step.ends_path else -(-(step.tokens - (not step.turn)) // block_tokens)
+            lives.append(Life(step.round, last[lineage], kept))
         if state_blocks:
-            kept_by = [at for at, step in self._steps.items() if not step.stop.ends_path]
+            kept_by = [at for at, step in self._steps.items() if not step.ends_path]
             for lineage in ((), *kept_by):  # children start from it in the next round
-                born = len(lineage)
+                born = self._steps[lineage].round if lineage else 0
                 lives.append(Life(born, min(last[lineage], born + 1), state_blocks, is_state=True))
         return lives
 
     def num_parents(self) -> Counter[int]:
-        """Return the number of nodes with children, per depth."""
-        return Counter(map(len, self._children))
+        """Return the number of nodes with children, per round that opened these nodes."""
+        return Counter(self._steps[at].round if at else 0 for at in self._children)
+
+    def questions(self, parent: Node, round_number: int) -> Iterator[Ask]:
+        """Yield the turns that the recorded search added in a round below a node.
+
+        A prompt of its own is asked once for each reply, in the order of the lineages.
+        """
+        alone, above = parent.parent is None, parent.lineage[1:]
+        for lineage, step in self._steps.items():
+            follows = step.turn == "follows" and lineage[:-1] == above
+            if step.round == round_number and (step.turn == "alone" if alone else follows):
+                turn = Turn(".".join(map(str, lineage)), answers=True, alone=alone)
+                replies = [at for at in self._below(lineage) if not self._steps[at].turn]
+                yield from [Ask(parent, turn)] * (len(replies) if alone else 1)
+
+    def render_turn(self, node: Node, turn: Turn) -> tuple[int, ...]:
+        """Return the token ids of a turn: those of different recorded turns differ."""
+        lineage = tuple(map(int, turn.text.split(".")))
+        first = 1 if turn.alone else len(lineage)
+        ids = (lineage[:depth] for depth in range(first, len(lineage) + 1))
+        numbers = {at: number for number, at in enumerate(self._steps, start=1)}
+        return tuple(numbers[at] for at in ids for _ in range(self._steps[at].tokens))
+
+    def _below(self, lineage: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the lineages of the children of a node."""
+        return [(*lineage, place) for place in range(self._children.get(lineage, 0))]
 
     def host_blocks(self, block_tokens: int, extra_tokens: int = 0, state_blocks: int = 0) -> int:
         """Return the blocks that hold the whole tree, with `extra_tokens` more in every step."""
@@ -194,12 +222,17 @@ class ReplayStrategy:
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         actions: list[Action] = []
         for node in tree.candidates() if tree.rounds else [tree.root]:
-            children = self._script.num_children(node)
+            children = self._script.num_steps_below(node)
+            asked = [*self._script.questions(node, tree.rounds + 1)] if node.parent else []
             if children:
                 actions.append(Extend(node, children))
+            elif asked:
+                actions += asked
             elif tree.rounds:
                 actions += _final_actions(node, self._script.step(node).state)
-        if not any(isinstance(action, Extend) for action in actions):
+        if tree.rounds:
+            actions += self._script.questions(tree.root, tree.rounds + 1)
+        if not any(isinstance(action, Extend | Ask) for action in actions):
             actions.append(EndSearch())
         return actions
 

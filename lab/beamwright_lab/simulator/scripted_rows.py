@@ -66,7 +66,7 @@ class ScriptedRows:
         counting = open_rows(running)
         left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
         # A row's end is noticed one token late, unless its path ends.
-        last = max(n + (not self._scripts.step(row.node).stop.ends_path) for row, n in left.items())
+        last = max(n + (not self._scripts.step(row.node).ends_path) for row, n in left.items())
         count = min(max_tokens, sorted(left.values())[enough - 1] + 1, last)
         grow = len(self._batch)
         own = sum(row.forwarded + 1 for row in self._batch)
@@ -105,7 +105,7 @@ class ScriptedRows:
         row.tokens += [0] * min(count, left)
         if len(row.tokens) == step.tokens:
             row.stop = step.stop
-            if count > left and not step.stop.ends_path:
+            if count > left and not step.ends_path:
                 row.hidden = _FORWARDED
 
     def _set_batch(self, rows: Sequence[Row]) -> None:

@@ -39,10 +39,13 @@ from beamwright.models.hf_config import find_shape
 from beamwright.plan.costs import Roofline
 from beamwright.plan.fits import ResidentKVNeed, Scorer, max_beams_in_gpu, resident_kv_need
 from beamwright.plan.machines import cpu_profile, for_element_bytes
+from beamwright.plan.rounds import predict_generation
 from beamwright.plan.sparse import SparseChoice, choose_sparse
 from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
 from beamwright.registry import flag_of
+from beamwright.search import make_strategy, strategy_entry
+from beamwright.search.self_aggregation import Aggregate, expected_prefills
 from beamwright.units import GIB
 
 if TYPE_CHECKING:
@@ -56,9 +59,9 @@ _SMALLER = (
     ("verifier_weights", "int4"),
 )  # fmt: skip
 _OPTIONS = (
-    "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "max_step_tokens", "max_rounds", "memory", "kv_memory", "split", "kv_dtype",
-    "select", "verifiers",
+    "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "search",
+    "n", "width", "step_tokens", "max_step_tokens", "max_rounds", "memory", "kv_memory", "split",
+    "kv_dtype", "select", "verifiers",
 )  # fmt: skip
 _MEANINGS = (
     "in-gpu: all KV stays on the device. locality: groups in turn, each to the end of its step. "
@@ -137,6 +140,7 @@ def _report(
         "max_beams_in_gpu": most,
         "advice": advice,
         "sparse_auto": asdict(_sparse(settings, machine, models, workload, budget, scorer)),
+        **_later_generations(settings, workload, Roofline(costs, models.profile), budget),
         "schedules": {
             name: {"schedule": schedule, "attention": layout, **asdict(each)}
             for name, each in estimates.items()
@@ -176,6 +180,18 @@ def _sparse(
     return choose_sparse(workload, *known, settings.sparse.select, scorer)
 
 
+def _later_generations(
+    settings: Settings, workload: Workload, roofline: Roofline, budget: int
+) -> dict[str, Any]:
+    """Return a report on the generations after the first one, for `--search aggregate` only."""
+    strategy = make_strategy(settings.search)
+    if not isinstance(strategy, Aggregate):
+        return {}
+    n, size = workload.num_beams, min(strategy.aggregate_size, workload.num_beams)
+    each = predict_generation(workload, size, expected_prefills(n, size), roofline, budget)
+    return {"later_generations": {"rounds": strategy.aggregate_rounds, **asdict(each)}}
+
+
 def _about(model: SizedModel, kv_budget_bytes: int) -> dict[str, Any]:
     return {
         "model": model.name,
@@ -201,7 +217,9 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
             f"--step-tokens {step_tokens} exceeds --generate {generate}; lower --step-tokens or "
             "raise --generate"
         )
-    return Workload(settings.search.n, settings.search.width, prompt, generate, step_tokens)
+    # Without a width, no path has several children, so all of them differ from their first token.
+    width = settings.search.width if strategy_entry(settings.search).reads_width else 1
+    return Workload(settings.search.n, width, prompt, generate, step_tokens)
 
 
 def _advice(
@@ -285,6 +303,7 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
     parts: list[RenderableType | None] = [
         *(answer, _total(report), _memory_table(report), ""),
         *(_schedule_table(report), _MEANINGS, _STATES if report["state_bytes"] else None, ""),
+        _generations(report),
         "--sparse auto: {method} ({why})".format_map(report["sparse_auto"]),
         f"{budgets}; any path fits in {least} of KV (--kv-memory)",
         machine.why,
@@ -309,6 +328,21 @@ def _total(report: Mapping[str, Any]) -> str:
     if schedules["locality/tree"]["time_s"] is not None:
         rest = "locality keeps the rest in host memory (below)"
     return f"needs {least} of {limit} GiB: does not fit; {rest}"
+
+
+def _generations(report: Mapping[str, Any]) -> str | None:
+    """Return a line on the later generations of `--search aggregate`; None for another search."""
+    if (each := report.get("later_generations")) is None:
+        return None
+    fits = "" if each["fits"] else " (more than the KV budget)"
+    return (
+        f"{each['rounds']} later generations, each: {report['n']} prompts of "
+        f"{each['prompt_tokens']:,} tokens; {each['prefill_tokens']:,} of "
+        f"{each['unshared_tokens']:,} tokens are computed, the others are shared; "
+        f"{format_bytes(each['kv_bytes'])} of KV{fits}; "
+        f"{short_time(each['prefill_s'])} s of prefill and {short_time(each['decode_s'])} s of "
+        "decoding"
+    )
 
 
 def _gib(number: int) -> str:

@@ -21,7 +21,7 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import TreeStep, Workload, tree_steps
 from beamwright.protocols import Direction
 
-_BATCH_TOKENS = 4096  # maximum tokens of one prefill batch, as in `models.prefill`
+BATCH_TOKENS = 4096  # maximum tokens of one prefill batch, as in `models.prefill`
 _PADDING = 8  # a prefill pads the length of its rows to a multiple of this number
 
 
@@ -212,7 +212,7 @@ def _prefill_passes(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, flo
     beams = step.workload.num_beams
     for offset in range(0, step.num_tokens, CHUNK_TOKENS):
         chunk = min(CHUNK_TOKENS, step.num_tokens - offset)
-        rows_of_a_batch = max(1, _BATCH_TOKENS // (-(-chunk // _PADDING) * _PADDING))
+        rows_of_a_batch = max(1, BATCH_TOKENS // (-(-chunk // _PADDING) * _PADDING))
         count = math.ceil(beams / rows_of_a_batch)
         rows = beams / count
         union = step.grouped_union_tokens(count) / count

@@ -13,8 +13,10 @@ from then keeps its place. The final vote is weighted by the scores. PRISM itsel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from beamwright.protocols import Action, Ask, EndSearch, Extend, FinishPath, Prune
@@ -94,7 +96,7 @@ class Aggregate(IndependentPaths):
         if going:
             ended = [FinishPath(node) for node in candidates if node not in going]
             return [*ended, *(Extend(node, 1) for node in going)]
-        answers = [*tree.finished(), *candidates]
+        answers = sorted([*tree.finished(), *candidates], key=lambda node: node.lineage[1:])
         began = sorted({child.round for child in tree.root.children})  # of each generation
         newest = [node for node in answers if _generation(node) == began[-1]]
         population = self._judge(tree, newest, rng) if self.guide else newest
@@ -103,11 +105,12 @@ class Aggregate(IndependentPaths):
         actions += [Prune(node) for node in answers if node in lost]
         if len(began) > self.aggregate_rounds:
             return [*actions, EndSearch()]
-        drawn = self._draw(population, rng)
-        return [*actions, *(Ask(tree.root, self._prompt(each)) for each in drawn)]
+        drawn = order_alike(self._draw(population, rng))
+        prompts = (self._prompt([population[place] for place in each]) for each in drawn)
+        return [*actions, *(Ask(tree.root, prompt) for prompt in prompts)]
 
-    def _draw(self, population: Sequence[Node], rng: Random) -> list[list[Node]]:
-        """Draw the answers of n prompts at random.
+    def _draw(self, population: Sequence[Node], rng: Random) -> list[list[int]]:
+        """Draw the answers of n prompts at random, and return their places in `population`.
 
         With `guide`, the first answer of each prompt is drawn by its score, as PRISM resamples: if
         there are fewer than n answers, or a few of them have most of the weight.
@@ -115,19 +118,16 @@ class Aggregate(IndependentPaths):
         n, places = self.search.n, range(len(population))
         size = min(self.aggregate_size, len(population))
         if not self.guide:
-            drawn = [rng.sample(places, size) for _ in range(n)]
-        else:
-            weights = _weights(population)
-            even = effective_sample_size(weights) >= _LEAST_SHARE * len(weights)
-            shares = [1] * n
-            if len(population) != n or not even:
-                shares = systematic_resample(weights, n, rng.random())
-            drawn = [
-                [place, *rng.sample([other for other in places if other != place], size - 1)]
-                for place in places
-                for _ in range(shares[place])
-            ]
-        return [[population[place] for place in each] for each in drawn]
+            return [rng.sample(places, size) for _ in range(n)]
+        weights, shares = _weights(population), [1] * n
+        even = effective_sample_size(weights) >= _LEAST_SHARE * len(weights)
+        if len(population) != n or not even:
+            shares = systematic_resample(weights, n, rng.random())
+        return [
+            [place, *rng.sample([other for other in places if other != place], size - 1)]
+            for place in places
+            for _ in range(shares[place])
+        ]
 
     def _judge(self, tree: SearchTree, newest: Sequence[Node], rng: Random) -> list[Node]:
         """Return the answers that last: the accepted new ones, and others instead of rejected ones.
@@ -145,15 +145,37 @@ class Aggregate(IndependentPaths):
         return sorted(lasting, key=lambda node: node.lineage[1:])
 
     def _prompt(self, answers: Sequence[Node]) -> Turn:
-        """Return a prompt with some answers.
-
-        The answers keep their order in the tree, so that many prompts begin alike and share KV.
-        """
-        shown = sorted(answers, key=lambda node: node.lineage[1:])
+        """Return a prompt that contains these answers in this order."""
         problem = answers[0].root.problem_text
-        text = solutions_prompt(self.aggregate_prompt, problem, shown)
-        sources = tuple(tuple(map(int, node.lineage[1:])) for node in shown)
+        text = solutions_prompt(self.aggregate_prompt, problem, answers)
+        sources = tuple(tuple(map(int, node.lineage[1:])) for node in answers)
         return Turn(text, answers=True, alone=True, sources=sources)
+
+
+def order_alike(draws: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Order the items of each draw so that many draws begin alike, and their prompts share KV.
+
+    The most frequent item comes first; the draws with it are then ordered in the same way.
+    """
+    ordered: list[list[int]] = [[] for _ in draws]
+    groups = [[*range(len(draws))]]  # each: draws that are equal so far
+    while groups:
+        group = [i for i in groups.pop() if len(ordered[i]) < len(draws[i])]
+        counts = Counter(item for i in group for item in {*draws[i]} - {*ordered[i]})
+        if counts:
+            next_item = min(counts, key=lambda item: (-counts[item], item))
+            having = [i for i in group if next_item in draws[i]]
+            for i in having:
+                ordered[i].append(next_item)
+            groups += [[i for i in group if i not in having], having]
+    return ordered
+
+
+def expected_prefills(n: int, size: int) -> float:
+    """Return how many answers the model prefills for a generation on average; shared ones once."""
+    rngs, places = map(Random, range(64)), range(n)
+    drawn = (order_alike([rng.sample(places, size) for _ in places]) for rng in rngs)
+    return fmean(len({tuple(d[: i + 1]) for d in each for i in range(size)}) for each in drawn)
 
 
 def _weights(answers: Sequence[Node]) -> list[float]:

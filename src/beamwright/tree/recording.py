@@ -1,7 +1,8 @@
 """Record the shape of a finished search as JSON, so that the simulator can replay it.
 
-A record has lineages, token counts, stop reasons, states and scores. It has no text, no token ids
-and no KV. `solve --record-tree` writes it, and the lab's `simulate` replays it with any schedule.
+A record has lineages, token counts, stop reasons, states, scores, rounds and turns. It has no text,
+no token ids and no KV. `solve --record-tree` writes it, and the lab's `simulate` replays it with
+any schedule.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def record_tree(tree: SearchTree) -> dict[str, Any]:
             {
                 "lineage": list(lineage),
                 "tokens": len(node.token_ids),
-                "stop": str(node.stop),
+                "stop": node.stop and str(node.stop),
                 "state": str(node.state),
                 "score": node.score if math.isfinite(node.score or 0.0) else None,
+                "began": node.round,
+                "turn": node.turn and ("alone" if node.turn.alone else "follows"),
             }
             for node, lineage in lineages.items()
         ],
