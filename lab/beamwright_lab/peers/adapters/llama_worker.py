@@ -60,6 +60,37 @@ class _Engine:
         tokens = sum(map(len, rows))
         return {"seconds": seconds, "prefill_s": prefill_s, "tokens": tokens, "first": rows[0]}
 
+    def step(
+        self, prompts: list[list[int]], temperature: float, delimiter: None, most: list[int]
+    ) -> dict[str, Any]:
+        """Continue every prompt by `most` tokens. Equal beginnings are computed once."""
+        api, sample = self._api, self._sampler(temperature)
+        self.reset()
+        rows = list[list[int]]()
+        for row, ids in enumerate(prompts):
+            known, other = max(
+                ((_num_equal(ids[:-1], before), at) for at, before in enumerate(prompts[:row])),
+                default=(0, 0),
+            )
+            if known:
+                api.llama_memory_seq_cp(self._memory, other, row, 0, known)
+            self._decode(
+                [(t, at, row, at == len(ids) - 1) for at, t in enumerate(ids) if at >= known]
+            )
+            rows.append([sample(len(ids) - 1 - known)])
+        for added in range(max(most) - 1):
+            self._decode(
+                [(rows[row][-1], len(ids) + added, row, True) for row, ids in enumerate(prompts)]
+            )
+            for row, ids in enumerate(rows):
+                ids.append(sample(row))
+        return {"tokens": sum(map(len, rows))}
+
+    def reset(self) -> dict[str, Any]:
+        """Forget all sequences."""
+        self._api.llama_memory_clear(self._memory, True)
+        return {}
+
     def predicted(self, ids: list[int]) -> dict[str, Any]:
         """Return each next token's log-probability, and the most probable token in its place."""
         import numpy as np
@@ -96,6 +127,13 @@ class _Engine:
         return lambda row: int(api.llama_sampler_sample(chain, self._context, row))
 
 
+def _num_equal(ids: list[int], others: list[int]) -> int:
+    """Return how many first tokens are equal."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    least = min(len(ids), len(others))
+    return next((at for at, (one, other) in pairs if one != other), least)
+
+
 def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     import llama_cpp
 
@@ -104,7 +142,8 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         "system": llama_cpp.llama_print_system_info().decode(),
     }
     engine = _Engine(options)
-    return facts, {"paths": engine.paths, "predicted": engine.predicted}
+    handlers = {name: getattr(engine, name) for name in ("paths", "step", "reset", "predicted")}
+    return facts, handlers
 
 
 if __name__ == "__main__":

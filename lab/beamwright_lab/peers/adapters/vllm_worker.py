@@ -101,7 +101,11 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     facts["block_size"] = int(engine.llm_engine.vllm_config.cache_config.block_size)
     facts["torch_threads"] = torch.get_num_threads()
     facts["preload"] = [Path(file).name for file in os.environ["LD_PRELOAD"].split(":")]
-    return facts, {"paths": partial(_paths, engine), "step": partial(_step, engine)}
+    return facts, {
+        "paths": partial(_paths, engine),
+        "step": partial(_step, engine),
+        "reset": lambda: {"done": engine.reset_prefix_cache()},
+    }
 
 
 def _paths(
