@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from beamwright.evaluate.problems import load_problems
 from beamwright.io import read_toml_beside
 from beamwright_lab.gains.formats import FUNCTIONS, OBJECTS, function_called, functions
 
@@ -104,14 +105,20 @@ KINDS: dict[str, Callable[[Random, int], Task]] = {
     "words": _words, "units": _units, "data": _data, "code": _code,
 }  # fmt: skip
 LEVELS = (1, 2, 3)
+BUNDLED = "bundled"
 
 
 def tasks_of(kind: str, count: int, seed: int = 0) -> Sequence[Task]:
     """Return `count` different problems of one kind; the levels take turns.
 
+    "bundled" are the problems of `bundled:test`, the only ones that the bundled models know.
+
     Raises:
         ValueError: if the kind has too few different problems.
     """
+    if kind == BUNDLED:
+        given = load_problems("bundled:test", count).problems
+        return [Task(each.problem, each.answer or "", 1) for each in given]
     rng, found = Random(f"{kind} {seed}"), dict[str, Task]()
     for attempt in range(100 * count):
         task = KINDS[kind](rng, LEVELS[attempt % len(LEVELS)])

@@ -1,11 +1,12 @@
 """What search buys: accuracy of each method beside a vote at equal tokens and at equal seconds.
 
     python -m beamwright_lab.gains.study --model FILE.gguf --heads FOLDER [--problems 40]
+    python -m beamwright_lab.gains.study --model bundled --verifier bundled --kinds bundled
 
-The problems are those of `kinds`. A vote of k samples is counted over disjoint groups of one run of
+The problems are those of `kinds`. A verifier's head scores problems of one kind and was trained on
+other problems of the other kinds. A vote of k samples is counted over disjoint groups of one run of
 samples; its seconds are those of runs of k samples. Between these widths, accuracy and seconds are
-interpolated. Intervals are 95 % over problems. A verifier's head that scores one kind is trained on
-other problems of the other kinds.
+interpolated. Intervals are 95 % over problems.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from beamwright.search.choose import choose
 from beamwright.sections import AnswerChoice
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.gains.kinds import KINDS, Task, tasks_of
+from beamwright_lab.gains.kinds import BUNDLED, KINDS, Task, tasks_of
 
 WIDTHS = (1, 4, 8, 16, 32)  # numbers of samples whose seconds are measured
 _N = 16
@@ -66,8 +67,8 @@ class Method:
     how: How = "majority"
 
 
-def methods(heads: Path | None) -> Sequence[Method]:
-    """Return the methods beside the vote. heads: a folder with a head per kind; None: no heads."""
+def methods(verifier: str | None) -> Sequence[Method]:
+    """Return the methods beside the vote. verifier: None: none but the log-probability."""
     logprob, n = {"verifier": "logprob"}, {"n": _N}
     beam = {"search": "beam", "width": 4, **_STEPS, **n}
     found = [
@@ -83,16 +84,19 @@ def methods(heads: Path | None) -> Sequence[Method]:
         ),
         Method("synthesis from 8", {**_SYNTHESIS, "verifier": "none", "n": 8}, "chosen"),
     ]
-    if heads is not None:
-        by = {"verifier": f"probe:{heads}/{{kind}}.head"}
+    if verifier is not None:
+        by = {"verifier": verifier}
         found += [
-            Method("weighted vote, head", {**_SAMPLES, **by, **n}, "weighted"),
-            Method("best of n, head", {**_SAMPLES, **by, **n}, "best"),
-            Method("beam, head", {**beam, **by}, "best"),
-            Method("beam, head, then a vote", {**beam, **by}),
-            Method("synthesis from the head's best 4 of 16", {
+            Method("weighted vote, verifier", {**_SAMPLES, **by, **n}, "weighted"),
+            Method("best of n, verifier", {**_SAMPLES, **by, **n}, "best"),
+            Method("beam, verifier", {**beam, **by}, "best"),
+            Method("beam, verifier, then a vote", {**beam, **by}),
+            Method("synthesis from the verifier's best 4 of 16", {
                 **_SYNTHESIS, **by, **n, "synthesis_size": 4
             }, "chosen"),
+            Method("aggregate, guided, 8 answers, 1 round", {
+                **_AGGREGATE, **by, "n": 8, "aggregate_rounds": 1, "guide": True
+            }, "weighted"),
         ]  # fmt: skip
     return found
 
@@ -306,9 +310,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--heads", type=Path, help="Folder for trained heads; none without it.")
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--verifier", help="Instead of heads.")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, BUNDLED], default=list(KINDS))
     parser.add_argument("--problems", type=int, default=40, help="Problems of each kind.")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
+    parser.add_argument("--out", default="small", help="Ending of the result's name.")
     args = parser.parse_args()
 
     def answered(settings: Mapping[str, Any]) -> Answered:
@@ -329,14 +335,15 @@ def main() -> None:
         for k, of in samples.items()
     ]
     known: dict[str, Answered] = {}
-    for method in methods(args.heads):
+    verifier = args.verifier or (args.heads and f"probe:{args.heads}/{{kind}}.head")
+    for method in methods(verifier):
         key = str(method.settings)
         known[key] = known.get(key) or answered(method.settings)
         rows.append(row_of(method.name, known[key], known[key].right(method.how), vote))
         say(shown(rows[-1:], args.kinds))
     print(shown(rows, args.kinds))
     given = {**vars(args), "heads": args.heads and str(args.heads)}
-    finish("gains", {**given, "settings": _SHARED, "rows": rows})
+    finish(f"gains_{args.out}", {**given, "settings": _SHARED, "rows": rows})
 
 
 if __name__ == "__main__":
