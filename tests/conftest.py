@@ -21,7 +21,7 @@ import quicker
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import store_answers
 from beamwright.engine.selftest import batches_are_exact
-from beamwright.engine.split import MovingSplit
+from beamwright.engine.split import KVBudgetSplit
 from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
 from beamwright_lab.baselines import LayerwiseSchedule
@@ -118,7 +118,7 @@ def conserved(monkeypatch):
 
     Returns the generator's parts.
     """
-    parts, look = [], MovingSplit.rebalance
+    parts, look = [], KVBudgetSplit.rebalance
 
     def checked(self, runs):
         look(self, runs)
@@ -128,7 +128,7 @@ def conserved(monkeypatch):
             assert store.device.budget.used_bytes <= store.device.budget.total_bytes
         parts.append(self.generator_bytes)
 
-    monkeypatch.setattr(MovingSplit, "rebalance", checked)
+    monkeypatch.setattr(KVBudgetSplit, "rebalance", checked)
     return parts
 
 

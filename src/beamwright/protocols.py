@@ -413,8 +413,8 @@ class Verifier(Protocol):
 
     score: returns a score for the step of each node; None for a step without a score. Without
         `Traits.takes_paths`, no node of a call is an ancestor of another: an ancestor was scored in
-        an earlier call, or is never scored (`engine.scoring.Judged`). With it, ancestors come
-        first.
+        an earlier call, or is never scored (`engine.scoring.VerifyEveryRule`). With it, ancestors
+        come first.
     release: frees the state that the verifier keeps on these nodes, in `node.handles["verifier"]`.
     default_aggregate: how a path's score follows from its steps: "last", "min", "prod" or "mean".
     probabilities: True if every score lies between 0 and 1.

@@ -7,7 +7,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.cluster.mirror import Mirror, TreeChanges
-from beamwright.page.runs import PageTree
+from beamwright.page.runs import PageChanges
 from beamwright.serve.answers import final_text
 from beamwright.tree import SearchTree, tree_hash
 
@@ -56,7 +56,7 @@ def test_a_worker_may_count_on_while_steps_are_compared():
 
 @pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])
 def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
-    changes, mirror, there, here = TreeChanges(), Mirror(), PageTree(), PageTree()
+    changes, mirror, there, here = TreeChanges(), Mirror(), PageChanges(), PageChanges()
 
     def hear(report):
         sent = pickle.loads(pickle.dumps(changes.collect(report.tree, report)))

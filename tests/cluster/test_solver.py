@@ -18,7 +18,7 @@ from beamwright.errors import (
     ProblemTooLongError,
     UnavailableError,
 )
-from beamwright.page.runs import PageTree
+from beamwright.page.runs import PageChanges
 from beamwright.tree import tree_hash
 from served import Served, until
 
@@ -132,7 +132,7 @@ class Stop:
     """A listener in whose round the search stays here, while its replica goes on."""
 
     def __init__(self, at=1):
-        self.at, self.rounds, self.shown, self.page = at, [], [], PageTree()
+        self.at, self.rounds, self.shown, self.page = at, [], [], PageChanges()
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def __call__(self, report):

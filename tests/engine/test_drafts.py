@@ -8,14 +8,14 @@ import pytest
 import fakes
 from beamwright import Solver
 from beamwright.engine.draft_passes import DraftPasses
-from beamwright.engine.drafts import SUFFIXES, DraftLengths, Drafts, DraftTrials, TextIndex
+from beamwright.engine.drafts import SUFFIXES, DraftLengths, DraftProposer, DraftTrials, TextIndex
 from beamwright.errors import InputError
 from engines import WAYS, exact_dtype, facts, grow
 
 SMALL = {"n": 8, "width": 2, "max_rounds": 5, "max_step_tokens": 24, "max_tokens": 60}
 
 
-class Knowing(Drafts):
+class Knowing(DraftProposer):
     """Drafts what rows will write, as far as a coin says so, and something wrong behind that."""
 
     def __init__(self, tree, most, seed=0):
@@ -26,7 +26,7 @@ class Knowing(Drafts):
     def record_pass(self, drafts, used, rows, seconds):
         """Nothing is decided by it."""
 
-    def draft(self, rooms, least_rows=8):
+    def propose_drafts(self, rooms, least_rows=8):
         return {row: self.guess(row, min(room, self.most)) for row, room in rooms.items()}
 
     def guess(self, row, room):

@@ -120,22 +120,22 @@ ROUNDING = 1e-6  # of a sum of probabilities, and of a quotient of two
 
 def left_by_kernels(logits, how):
     """Of each row the tokens that may be drawn [rows, tokens]."""
-    border, last = filter_kernel.compute_borders(logits, *how.tensors)
+    threshold, last = filter_kernel.compute_thresholds(logits, *how.tensors)
     small = logits.dtype in (torch.bfloat16, torch.float16)
     order = logits.float() if small else logits.float() / how.temperature
-    ids, border, last = torch.arange(logits.shape[1]), border.unsqueeze(1), last.unsqueeze(1)
-    return (order > border) | ((order == border) & (ids.to(DEVICE) <= last))
+    ids, threshold, last = torch.arange(logits.shape[1]), threshold.unsqueeze(1), last.unsqueeze(1)
+    return (order > threshold) | ((order == threshold) & (ids.to(DEVICE) <= last))
 
 
 def assert_left(logits, settings):
-    """What torch leaves, in float64, where no sum or quotient lies within rounding of a border.
+    """What torch leaves, in float64, where no sum or quotient lies within rounding of a threshold.
 
     In float32 torch's own sums of 151,936 tokens are off by 1e-5.
     """
     logits, how = logits.to(DEVICE), RowSampling.of(settings, DEVICE)
     scaled = logits.float() / how.temperature
     expected = (
-        filter_logits(scaled.double(), how.ways, how.top_k, how.top_p, how.min_p) > -torch.inf
+        filter_logits(scaled.double(), how.flags, how.top_k, how.top_p, how.min_p) > -torch.inf
     )
     found = left_by_kernels(logits, how) & (scaled > -torch.inf)
     assert found.any(1).all()

@@ -7,7 +7,7 @@ import pytest
 
 from beamwright.counters import Progress
 from beamwright.engine import executor as executors
-from beamwright.engine.executor import gets_thread
+from beamwright.engine.executor import has_own_thread
 from beamwright.errors import BeamwrightError, Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
 from beamwright.solver import machinery
@@ -312,7 +312,7 @@ def chosen(solver, **changes):
     how = {"in_flight": 4, "exact": True, "num_threads": 1, **changes}
     parts = solver._machinery
     models = (parts.generator, *parts.scorers)
-    return gets_thread(solver.settings.schedule, solver.verifier, models, **how)
+    return has_own_thread(solver.settings.schedule, solver.verifier, models, **how)
 
 
 def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, monkeypatch):

@@ -191,12 +191,12 @@ def test_a_replayed_pass_sees_what_the_host_has_changed(play, options):
 
 def test_a_pass_that_asks_the_device_is_found_out(play, monkeypatch):
     """Else the tests above would show nothing."""
-    real = tensor_rows.TensorRows._compute_pass
+    real = tensor_rows.TensorRowRunner._compute_pass
 
     def asks(self, buffers):
         real(self, buffers)
         buffers.tokens.any().item()
 
-    monkeypatch.setattr(tensor_rows.TensorRows, "_compute_pass", asks)
+    monkeypatch.setattr(tensor_rows.TensorRowRunner, "_compute_pass", asks)
     with pytest.raises(HostReadError):
         play(**SMALL)

@@ -8,7 +8,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.engine.decisions import StopRule
-from beamwright.engine.scoring import Judged
+from beamwright.engine.scoring import VerifyEveryRule
 from beamwright.errors import InputError
 from beamwright.search import STRATEGIES, make_strategy, round_rng
 from beamwright.sections import SearchSettings, StopSettings
@@ -47,7 +47,7 @@ def search(
     executor, reports = executor or ScriptedExecutor(script), []
     run = new_run(
         tree or new_tree(),
-        judges=judges or Judged(found.verify_every),
+        judges=judges or VerifyEveryRule(found.verify_every),
         rule=StopRule(StopSettings(**dict(stop)), found),
     )
     loop = Loop(executor, make_strategy(found), Grouping(), rng=partial(round_rng, found))
@@ -81,7 +81,7 @@ def test_what_is_scored_follows_from_the_path(name, every):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_thoughts_that_nobody_sees_are_carried_to_their_answers(name):
-    run, executor, _ = search(name, Judged(1, "answer"), executor=Thinking(by_chance))
+    run, executor, _ = search(name, VerifyEveryRule(1, "answer"), executor=Thinking(by_chance))
     scored = {node for nodes in executor.scored for node in nodes}
     assert scored
     assert not any(node.thought for node in scored)
@@ -91,7 +91,7 @@ def test_thoughts_that_nobody_sees_are_carried_to_their_answers(name):
 
 def test_a_judged_path_waits_for_those_that_go_on():
     """One path's thought is a step long, the other's four: both are ranked in one round."""
-    _, _, reports = search(judges=Judged(1, "answer"), executor=Thinking(by_chance))
+    _, _, reports = search(judges=VerifyEveryRule(1, "answer"), executor=Thinking(by_chance))
     first = [report for report in reports if report.round == 1]
     assert len(first) > 1
     *before, last = first
@@ -104,9 +104,9 @@ def test_a_verifier_that_answers_each_step_is_not_given_every_second():
     class Dialogue:
         name, answers_each_step, sees = "dialogue", True, "both"
 
-    assert Judged.for_verifier(Dialogue(), 1) == Judged(1, "both")
+    assert VerifyEveryRule.for_verifier(Dialogue(), 1) == VerifyEveryRule(1, "both")
     with pytest.raises(InputError, match=r"^--verify-every 2: verifier dialogue must score every"):
-        Judged.for_verifier(Dialogue(), 2)
+        VerifyEveryRule.for_verifier(Dialogue(), 2)
 
 
 @pytest.mark.parametrize("level", [1, 2, 4, 5])

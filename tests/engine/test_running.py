@@ -5,7 +5,7 @@ import random
 import pytest
 
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.tensor_rows import TensorRows
+from beamwright.engine.tensor_rows import TensorRowRunner
 from beamwright.models.prefill_passes import Replay
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype, facts, grow
 from recurring import load_recurring
@@ -21,7 +21,7 @@ class Chaos:
     def __init__(self, monkeypatch, evicts):
         self.rng, self.evicts = random.Random(0), evicts
         self.num_preempted = self.num_begun = 0
-        run, joining, iterate = TensorRows.run, RunningBatch._next_rows, RunningBatch.iterate
+        run, joining, iterate = TensorRowRunner.run, RunningBatch._next_rows, RunningBatch.iterate
         chaos = self
 
         def run_less(rows, running, max_tokens, enough, *, goes_on):
@@ -42,7 +42,7 @@ class Chaos:
                 chaos.num_preempted += 1
             return events
 
-        monkeypatch.setattr(TensorRows, "run", run_less)
+        monkeypatch.setattr(TensorRowRunner, "run", run_less)
         monkeypatch.setattr(RunningBatch, "_next_rows", some_join)
         monkeypatch.setattr(RunningBatch, "iterate", preempt)
 

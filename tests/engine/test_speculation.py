@@ -10,7 +10,7 @@ from beamwright import Solver
 from beamwright.counters import Counters
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.decisions import collect_prospects
-from beamwright.engine.scoring import Scoring
+from beamwright.engine.scoring import VerifierCaller
 from beamwright.engine.speculation import Payoff
 from beamwright.errors import PolicyError
 from beamwright.evaluate.problems import load_problems
@@ -76,7 +76,7 @@ def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name
 
 def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
-    score, ahead = Scoring.score, []
+    score, ahead = VerifierCaller.score, []
 
     def noted(scoring, nodes):
         ahead.extend(node for node in nodes if node.speculative)
@@ -86,7 +86,7 @@ def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
     options |= {"dtype": exact_dtype(), "speculation": "exact"}
     found = {}
-    monkeypatch.setattr(Scoring, "score", noted)
+    monkeypatch.setattr(VerifierCaller, "score", noted)
     for verify_ahead in ("never", "slack"):
         with Solver(**options, verify_ahead=verify_ahead) as solver:
             found[verify_ahead], solution = searched(solver, problem)

@@ -7,7 +7,7 @@ import pytest
 
 import fakes
 from beamwright.engine.endings import StopFinder, row_limit
-from beamwright.engine.row import Decoding, Row, RowLimit
+from beamwright.engine.row import DecodingSettings, Row, RowLimit
 from beamwright.io import read_toml_beside
 from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
@@ -48,7 +48,7 @@ def make_row(steps=(), limit=FAR, **settings):
         node = fakes.add_step(tree, tree.expand(node, 1)[0], "", tokens)
         tree.keep(node)
     node = tree.expand(node, 1)[0]
-    return Row(node, Segment(), Decoding(step=StepSettings(**settings)), limit)
+    return Row(node, Segment(), DecodingSettings(step=StepSettings(**settings)), limit)
 
 
 def ids(*pieces):
@@ -135,7 +135,7 @@ def test_the_prompt_and_an_earlier_reply_are_not_searched():
     asked = tree.ask(first, Turn("again?", answers=True), tuple(ids(b"a")))
     for parent in (tree.root, asked):
         node = tree.expand(parent, 1)[0]
-        row = Row(node, Segment(), Decoding(step=StepSettings(stop_strings=("ab",))), FAR)
+        row = Row(node, Segment(), DecodingSettings(step=StepSettings(stop_strings=("ab",))), FAR)
         assert end_of(row, ids(b"b", b"a", b"b")) == (3, StopReason.STOP_STRING)
 
 

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from beamwright import Solution, Solver
-from beamwright.engine.endings import StopFinder, begins_thought, row_limit
-from beamwright.engine.row import Decoding, Row
+from beamwright.engine.endings import StopFinder, begins_in_thought, row_limit
+from beamwright.engine.row import DecodingSettings, Row
 from beamwright.errors import InputError
 from beamwright.kv.segments import Segment
 from beamwright.models.hub import BUNDLED
@@ -39,11 +39,13 @@ class Written:
         nodes, left = list[Node](), self.codec.encode(text)
         while left:
             (node,) = self.tree.expand(self.last, 1)
-            begins = begins_thought(node, self.codec.thoughts)
+            begins = begins_in_thought(node, self.codec.thoughts)
             limit, otherwise = (
                 row_limit(node, self.step, 1000, thought=thought) for thought in (True, False)
             )
-            row = Row(node, Segment(), Decoding(step=self.step), limit, 0, begins, otherwise)
+            row = Row(
+                node, Segment(), DecodingSettings(step=self.step), limit, 0, begins, otherwise
+            )
             while left and row.stop is None:
                 row.stop = self.stops.find_reason(row, left[:1])
                 row.tokens.append(left.pop(0))

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from beamwright.counters import Counters
-from beamwright.engine.timeline import Accounting, Span, Timeline, write_trace
+from beamwright.engine.timeline import PhaseTimer, Span, Timeline, write_trace
 
 
 class Clock:
@@ -21,32 +21,32 @@ class Clock:
 
 def test_what_two_phases_share_is_counted_once():
     clock = Clock()
-    accounting = Accounting(clock)
-    decode, verify = accounting.phase("decode"), accounting.phase("verify")
+    phase_timer = PhaseTimer(clock)
+    decode, verify = phase_timer.phase("decode"), phase_timer.phase("verify")
     for now, change in ((1.0, decode.__enter__), (4.0, verify.__enter__)):
         clock.now = now
         change()
     clock.now = 6.0
-    assert (accounting.now() - Counters(decode_s=1.0)).seconds == {"decode": 2.0, "both": 2.0}
+    assert (phase_timer.now() - Counters(decode_s=1.0)).seconds == {"decode": 2.0, "both": 2.0}
     decode.__exit__(None, None, None)
     clock.now = 13.0
     verify.__exit__(None, None, None)
     clock.now = 20.0
-    assert accounting.now().seconds == {"decode": 3.0, "both": 2.0, "verify": 7.0}
+    assert phase_timer.now().seconds == {"decode": 3.0, "both": 2.0, "verify": 7.0}
 
 
 def test_a_wait_for_the_link_is_no_stall_where_the_other_phase_goes_on():
     clock, waited = Clock(), [5.0]
-    accounting = Accounting(clock)
-    verify = accounting.phase("verify")
-    with accounting.phase("decode", lambda: waited[0]):
+    phase_timer = PhaseTimer(clock)
+    verify = phase_timer.phase("verify")
+    with phase_timer.phase("decode", lambda: waited[0]):
         clock.now = 1.0
         verify.__enter__()
         clock.now, waited[0] = 10.0, 9.0
     verify.__exit__(None, None, None)
-    with accounting.phase("decode", lambda: waited[0]):
+    with phase_timer.phase("decode", lambda: waited[0]):
         clock.now, waited[0] = 13.0, 11.0
-    assert accounting.counts.seconds == {"decode": 1.0, "stall": 3.0, "both": 9.0}
+    assert phase_timer.counts.seconds == {"decode": 1.0, "stall": 3.0, "both": 9.0}
 
 
 # --- timelines -------------------------------------------------------------------------------

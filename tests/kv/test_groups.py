@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, group_layouts
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, equalise_block_bytes
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
-from beamwright.plan.costs import group_blocks
+from beamwright.plan.costs import choose_block_size
 from kv.conftest import values_of
 
 
@@ -14,12 +14,12 @@ from kv.conftest import values_of
 def store():
     """Of a group without a window, and of one with one."""
     groups = (KVLayout(count, 2, 8, torch.float32, window=w) for count, w in ((1, None), (5, 16)))
-    return SegmentStore(BlockPool(group_layouts([*groups]), ByteBudget(1 << 20)))
+    return SegmentStore(BlockPool(equalise_block_bytes([*groups]), ByteBudget(1 << 20)))
 
 
 @pytest.mark.parametrize("sizes", [[3, 5], [1, 26], [100, 300, 700], [7, 7, 9]])
 def test_little_of_a_block_is_left_over(sizes):
-    block_bytes, tokens = group_blocks(sizes)
+    block_bytes, tokens = choose_block_size(sizes)
     assert all(count & (count - 1) == 0 for count in tokens)
     used = [count * size / block_bytes for count, size in zip(tokens, sizes, strict=True)]
     assert max(used) <= 1

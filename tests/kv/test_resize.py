@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedPoolMemory
 from kv.conftest import filled
 
 TOTAL = 24
@@ -18,7 +18,7 @@ TOTAL = 24
 def pair(tiers, layout):
     """Two stores that share the bytes of 24 blocks, with a host tier each."""
     size = layout.bytes_per_block
-    shared = SharedMemory(TOTAL * size, size)
+    shared = SharedPoolMemory(TOTAL * size, size)
     budgets = [ByteBudget(12 * size, together=shared) for _ in range(2)]
     return *(tiers(budget=budget, shared=shared) for budget in budgets), shared
 
@@ -66,7 +66,7 @@ def test_what_is_held_stays(pair, layout):
 
 def test_without_a_host_tier_only_free_memory_moves(tiers, layout):
     size = layout.bytes_per_block
-    store = tiers(device=8, host=0, shared=SharedMemory(16 * size, size))
+    store = tiers(device=8, host=0, shared=SharedPoolMemory(16 * size, size))
     filled(store, 12, 0)
     assert store.resize(0) == 3 * size
     assert store.resize(16 * size) == 16 * size
@@ -87,7 +87,7 @@ def spans(pool, blocks):
 def test_blocks_from_both_ends_never_meet(sizes, total):
     """However the bytes are divided; and nobody's block is nobody else's."""
     layouts = [KVLayout(1, 1, 4 * size, torch.bfloat16, 1) for size in sizes]
-    shared = SharedMemory(total, max(each.bytes_per_block for each in layouts))
+    shared = SharedPoolMemory(total, max(each.bytes_per_block for each in layouts))
     pools = [BlockPool([each], ByteBudget(0), shared=shared) for each in layouts]
     for pool in pools:
         assert pool.by_block.data_ptr() % 16 == 0

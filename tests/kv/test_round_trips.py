@@ -67,7 +67,7 @@ class Traffic:
                 values = torch.full((count,), float(next(self.numbers) % 65521))
                 if self.states:
                     begins = segment.group_segments[-1] if segment.length else None
-                    rows = self.store.state_rows([begins], [segment])
+                    rows = self.store.make_row_states([begins], [segment])
                     assert torch.equal(rows.read(1)["recurrent"], self.state(segment))
                 kv = values[:, None, None, None, None].expand(-1, 2, 2, 1, 4)
                 self.store.append([segment], [kv])

@@ -56,7 +56,7 @@ def grown(store, num_tokens, seed=0):
     """A segment with so many tokens of KV and a state; returns it and that state."""
     segment, values = store.create(str(seed)), drawn(seed)
     size = (num_tokens, 2, 2, 3, 5)
-    rows = store.state_rows([None], [segment])
+    rows = store.make_row_states([None], [segment])
     write(rows, values)
     store.append([segment], [torch.zeros(size)])
     return segment, values
@@ -66,14 +66,14 @@ def test_what_is_put_off_takes_no_memory_when_it_is_written(store, monkeypatch):
     """Where it runs out half-way, a pass that is tried again would begin from half a state."""
     segment, before = grown(store, 3)
     own, values = segment.group_segments[-1], drawn(1)
-    rows = store.state_rows([own], [segment], [2], deferred=True)
+    rows = store.make_row_states([own], [segment], [2], deferred=True)
     write(rows, values)
-    assert_equal(read(store.state_rows([own], [segment])), before)
+    assert_equal(read(store.make_row_states([own], [segment])), before)
     for name in ("to_cells", "cell_numbers"):
         monkeypatch.setattr(StateCells, name, None)
     rows.commit()
     monkeypatch.undo()
-    assert_equal(read(store.state_rows([own], [segment])), values)
+    assert_equal(read(store.make_row_states([own], [segment])), values)
 
 
 def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
@@ -84,7 +84,7 @@ def test_a_running_row_is_not_written_back_before_its_step_is_complete(store):
     assert (segment.host_length, segment.group_segments[-1].host_length) == (9, 9)
     store.evict_all()
     with pytest.raises(AssertionError, match="not on the device"):
-        store.state_rows([segment.group_segments[-1]], [store.create()])
+        store.make_row_states([segment.group_segments[-1]], [store.create()])
 
 
 def test_a_state_that_nobody_needs_goes_alone(store):

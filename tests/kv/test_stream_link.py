@@ -7,7 +7,7 @@ from beamwright.errors import LinkError
 from beamwright.kv.link import StreamLink, Wire
 from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
-from streams import Copied, EagerStreams
+from streams import CopyHandle, EagerStreams
 
 
 def piece(destination, source):
@@ -101,7 +101,7 @@ def test_a_batch_is_one_copy_whose_transfers_end_together_and_one_span(monkeypat
         def add(self, name, track, start_s, end_s, **args):
             spans.append((name, track, start_s, end_s, args["bytes"]))
 
-    monkeypatch.setattr(Copied, "times", (3.0, 4.5))
+    monkeypatch.setattr(CopyHandle, "times", (3.0, 4.5))
     link, device, host = StreamLink(streams, timeline=Sink()), np.zeros((4, 8)), np.ones((4, 8))
     streams.queue(lambda: None)
     with link.batch_transfers():

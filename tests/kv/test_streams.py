@@ -92,13 +92,13 @@ def launches(card, monkeypatch):
     """Numbers of blocks that the kernel was given, launch by launch; the interpreter runs it."""
     if torch.cuda.is_available():
         pytest.skip("no interpreter where there is a card")
-    listed, copies = [], copy_kernel.copy_listed
+    listed, copies = [], copy_kernel.copy_numbered_blocks
 
     def launch(there, here, numbers):
         listed.append(numbers.shape[1])
         copies(there, here, numbers)
 
-    monkeypatch.setattr(copy_kernel, "copy_listed", launch)
+    monkeypatch.setattr(copy_kernel, "copy_numbered_blocks", launch)
     monkeypatch.setattr(copy_kernel, "sees_host_memory", lambda device: True)
     return listed
 
@@ -155,7 +155,7 @@ def test_a_kernel_that_cannot_run_is_not_tried_again(launches, monkeypatch):
         tried.append(1)
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(copy_kernel, "copy_listed", refuses)
+    monkeypatch.setattr(copy_kernel, "copy_numbered_blocks", refuses)
     streams = CudaStreams(torch.device("cuda"))
     assert all(moved(scattered(), streams=streams) for _ in range(2))
     assert tried == [1]

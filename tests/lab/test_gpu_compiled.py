@@ -70,7 +70,7 @@ def test_kernels_that_begin_early_read_nothing_that_may_be_written_still(kernels
 def test_no_kernel_of_any_model_spills_or_is_alone_on_any_card(tmp_path, target):
     """Two numbers of a thread may lie outside its registers."""
     rows = compiled(tmp_path, MODELS, target)
-    known = {"attend_parts", "attend_chunks", "find_borders", "delta_rows", "scan_rows"}
+    known = {"attend_parts", "attend_chunks", "find_thresholds", "delta_rows", "scan_rows"}
     assert {row["kernel"] for row in rows} >= known
     most = {80: 16}.get(target, 8)  # bytes; on an A100 of `attend_chunks`, which has all registers
     assert [row for row in rows if row["stack_bytes"] > most] == []

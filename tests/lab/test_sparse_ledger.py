@@ -10,7 +10,7 @@ import torch
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import load_problems
 from beamwright.search.answers import extract_answer
-from beamwright.sparse.predict import predict, weigh
+from beamwright.sparse.predict import predict_query, weigh
 from beamwright_lab.sparse.ledger import load_maker
 from beamwright_lab.sparse.locality import READINGS, guess_queries
 
@@ -64,7 +64,7 @@ def test_what_is_guessed_of_a_query_is_what_asyncspade_predicts():
         window = query[:, token - 17 : token]
         for reading, weigh_by in READINGS.items():
             own = found[f"predicted, {reading}"][:, token - 20]
-            torch.testing.assert_close(own, predict(window, weigh_by))
+            torch.testing.assert_close(own, predict_query(window, weigh_by))
         assert torch.equal(found["16 before"][:, token - 20], query[:, token - 16])
         shown = weigh(query[:, token - 16 : token + 1])[:, -1, None] @ window[:, 1:].flip(1)
         torch.testing.assert_close(found["not shifted, text"][:, token - 20], shown[:, 0])

@@ -7,7 +7,7 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts, Roofline, Storage
-from beamwright.plan.fits import Scorer, max_beams_in_gpu, resident_kv_need, with_mark_tokens
+from beamwright.plan.fits import VerifierCosts, max_beams_in_gpu, resident_kv_need, with_mark_tokens
 from beamwright.plan.times import Totals, add_verifier_costs, estimate
 from beamwright.plan.workload import tree_steps
 
@@ -39,8 +39,8 @@ def test_max_beams_is_the_last_number_that_nearly_always_fits(opt, paper):
 
 def test_a_verifier_takes_its_place_among_the_beams(opt, paper):
     alone = max_beams_in_gpu(paper(), opt, 7 * GIB)
-    assert 0 < max_beams_in_gpu(paper(), opt, 7 * GIB, Scorer(opt, 2 * GIB)) < alone
-    assert max_beams_in_gpu(paper(), opt, 7 * GIB, Scorer(opt, 100 * GIB)) == alone
+    assert 0 < max_beams_in_gpu(paper(), opt, 7 * GIB, VerifierCosts(opt, 2 * GIB)) < alone
+    assert max_beams_in_gpu(paper(), opt, 7 * GIB, VerifierCosts(opt, 100 * GIB)) == alone
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_sharing_on_the_device_against_simulated_trees(plan, num_beams, least_gi
 @pytest.mark.parametrize("num_beams", [2, 64])
 def test_every_estimate_adds_up_and_keeps_its_budget(opt, plan, budget_gib, num_beams):
     alone = plan(budget_gib, num_beams=num_beams)
-    scored = plan(budget_gib, scorer=Scorer(opt, 200 * GIB), num_beams=num_beams)
+    scored = plan(budget_gib, scorer=VerifierCosts(opt, 200 * GIB), num_beams=num_beams)
     assert [*alone] == NAMES
     for name, each in alone.items():
         if each.time_s is None:
@@ -131,7 +131,9 @@ def scored(opt, gpu, paper):
 
     def make(hardware=gpu, budget_gib=100, **workload):
         totals = Totals()
-        add_verifier_costs(totals, paper(**workload), Scorer(opt, int(budget_gib * GIB)), hardware)
+        add_verifier_costs(
+            totals, paper(**workload), VerifierCosts(opt, int(budget_gib * GIB)), hardware
+        )
         return totals
 
     return make

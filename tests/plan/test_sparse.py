@@ -6,7 +6,7 @@ import pytest
 
 from beamwright.models.named import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
-from beamwright.plan.fits import Scorer
+from beamwright.plan.fits import VerifierCosts
 from beamwright.plan.machines import find_profile, with_cuda_graphs
 from beamwright.plan.sparse import choose_sparse, loaded_tokens, selected_share
 from beamwright.plan.workload import Workload
@@ -48,8 +48,8 @@ def test_a_long_path_that_outgrows_the_device_is_selected_from():
 
 
 def test_a_verifier_has_to_hold_a_path_in_its_part():
-    assert chosen(scorer=Scorer(SMALL, 2 * PATH)).method == "exact"
-    found = chosen(scorer=Scorer(SMALL, PATH))
+    assert chosen(scorer=VerifierCosts(SMALL, 2 * PATH)).method == "exact"
+    found = chosen(scorer=VerifierCosts(SMALL, PATH))
     assert (found.method, "verifier" in found.why) == ("off", True)
 
 

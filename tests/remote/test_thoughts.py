@@ -5,7 +5,7 @@ import json
 import pytest
 
 from beamwright import Solver
-from beamwright.engine.row import Decoding
+from beamwright.engine.row import DecodingSettings
 from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
@@ -36,7 +36,7 @@ def written(thinker):
         source = Script(thinker)
         source.token_ids = ids
         step = StepSettings(**{"thought_steps": "whole", "max_tokens": 60, **settings})
-        steps = RemoteSteps(source, Decoding(SamplingSettings(), step, 7))
+        steps = RemoteSteps(source, DecodingSettings(SamplingSettings(), step, 7))
         tree = SearchTree("p", tuple(thinker.encode(prompt)), prompt)
         (node,) = tree.expand(tree.root, 1)
         steps.submit(Plan(((node,),)))
@@ -128,6 +128,8 @@ def test_ends_that_nobody_shows_have_no_budget(thinker, monkeypatch):
     monkeypatch.setitem(vars(thinker), "special_ids", frozenset(thinker.thoughts.end))
     source = Script(thinker)
     source.token_ids = False
-    steps = RemoteSteps(source, Decoding(step=StepSettings()))
+    steps = RemoteSteps(source, DecodingSettings(step=StepSettings()))
     with pytest.raises(InputError, match=r"--thinking 9: .* no token ids"):
-        steps.set_decoding(SearchTree("p", (1,), "?").root, Decoding(step=StepSettings(thinking=9)))
+        steps.set_decoding(
+            SearchTree("p", (1,), "?").root, DecodingSettings(step=StepSettings(thinking=9))
+        )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.engine.row import Decoding
+from beamwright.engine.row import DecodingSettings
 from beamwright.protocols import Plan, StepDecoded, StepFailed
 from beamwright.remote.dialects import Continuation
 from beamwright.remote.writer import RemoteSteps
@@ -21,7 +21,7 @@ def tree(codec):
 @pytest.fixture
 def steps_of(codec):
     def make(step=DELIMITED, **sampling):
-        return RemoteSteps(Script(codec), Decoding(SamplingSettings(**sampling), step, 7))
+        return RemoteSteps(Script(codec), DecodingSettings(SamplingSettings(**sampling), step, 7))
 
     return make
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from beamwright.engine.prompts import Prompts
+from beamwright.engine.prompts import PromptRenderer
 from beamwright.errors import InputError
 from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
@@ -149,7 +149,7 @@ def test_an_item_that_cannot_be_one_is_named(item, words):
 )
 def test_a_thought_is_opened_by_the_template_alone(problem, template, quoted):
     codec = TextCodec.load(BUNDLED / "thinking", template)
-    root = Prompts(codec, 1024, codec.vocab_size, ModelSettings()).make_tree(0, problem).root
+    root = PromptRenderer(codec, 1024, codec.vocab_size, ModelSettings()).make_tree(0, problem).root
     assert (root.quoted, root.raw) == (quoted, isinstance(problem, RawPrompt))
 
 

@@ -56,7 +56,7 @@ def test_sampled_log_probabilities_are_those_of_the_distribution_that_was_drawn_
         ids, size = row["input_ids"], sum(row["completion_mask"])
         logits = whole_pass(solver, ids)[-size - 1 : -1]
         how = RowSampling.of([settings] * size, torch.device("cpu"))
-        kept = filter_logits(logits / settings.temperature, how.ways, *how.tensors[2:])
+        kept = filter_logits(logits / settings.temperature, how.flags, *how.tensors[2:])
         own = torch.tensor(ids[-size:])
         expected = kept.log_softmax(-1)[torch.arange(size), own]
         assert torch.allclose(torch.tensor(row["sampled_logprobs"]).double(), expected, atol=1e-5)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
-from beamwright.sparse.predict import RIDGE, predict, weigh
-from beamwright.sparse.rule import METHODS, method_of
+from beamwright.sparse.predict import RIDGE, predict_query, weigh
+from beamwright.sparse.rule import METHODS, parse_method
 from beamwright_lab.baselines import weigh_as_printed, weigh_by_ridge
 
 READINGS = pytest.mark.parametrize("reading", [weigh, weigh_as_printed, weigh_by_ridge])
@@ -40,7 +40,7 @@ def by_the_equations(queries, reading):
 @pytest.mark.parametrize("reading", [weigh, weigh_by_ridge])
 def test_asyncspade_is_its_equations(reading):
     queries = windows()
-    found = predict(queries, reading)
+    found = predict_query(queries, reading)
     for index in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         one = queries[tuple(index)]
         torch.testing.assert_close(found[tuple(index)], by_the_equations(one, reading))
@@ -75,8 +75,8 @@ def test_as_printed_eq_2_is_minimised():
 def test_a_row_is_predicted_alike_whoever_is_beside_it(reading):
     for width in (3, 16):
         queries = windows(width).repeat(5, 1, 1, 1)
-        alone = torch.cat([predict(row[None], reading) for row in queries])
-        assert torch.equal(predict(queries, reading), alone)
+        alone = torch.cat([predict_query(row[None], reading) for row in queries])
+        assert torch.equal(predict_query(queries, reading), alone)
 
 
 @pytest.mark.parametrize("count", [1, 7])
@@ -84,18 +84,18 @@ def test_a_row_is_predicted_alike_whoever_is_beside_it(reading):
 @READINGS
 def test_queries_that_stand_still_stay(reading, count, dtype):
     queries = windows()[..., -1:, :].expand(2, 3, count, 8).to(dtype)
-    found = predict(queries, reading)
+    found = predict_query(queries, reading)
     assert found.dtype == dtype
     torch.testing.assert_close(found, queries[..., -1, :], rtol=2e-2, atol=2e-2)
 
 
 @READINGS
 def test_zeros_are_no_singular_system(reading):
-    assert predict(torch.zeros(1, 5, 4), reading).isfinite().all()
+    assert predict_query(torch.zeros(1, 5, 4), reading).isfinite().all()
 
 
 def test_readings_of_the_lab_are_refused_by_name_where_it_is_not(monkeypatch):
-    method_of.cache_clear()
+    parse_method.cache_clear()
     monkeypatch.delitem(METHODS, "asyncspade-ridge")
     with pytest.raises(InputError, match=r"^--sparse asyncspade-ridge: needs the lab. Run pip"):
-        method_of("asyncspade-ridge,pack=2")
+        parse_method("asyncspade-ridge,pack=2")

@@ -15,8 +15,8 @@ from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails
 from beamwright.plan.sparse import RECENT, SINKS
-from beamwright.sparse.predict import predict, weigh
-from beamwright.sparse.rank import CacheRank
+from beamwright.sparse.predict import predict_query, weigh
+from beamwright.sparse.rank import SelectionQueue
 from beamwright.sparse.rule import CANDIDATES, METHODS, SparseRule
 from beamwright.sparse.select import (
     dequantise_bounds,
@@ -74,7 +74,7 @@ def drawn(token, layer, what):
 
 def decoded(batch, rule, rank=None):
     """Contexts [token][layer] of a batch."""
-    tail, rank = batch.tail(), rank or CacheRank(batch.store.counts)
+    tail, rank = batch.tail(), rank or SelectionQueue(batch.store.counts)
     view = SparseDecode(rule, rank, batch.store, batch.paths, tail)
     view.bind_segments(batch.own)
     found = []
@@ -136,7 +136,7 @@ class Oracle:
         if how == "ahead" and layer:
             guess = drawn(token, layer, "ahead")[self.row]
         elif how == "predicted" and known:
-            guess = predict(torch.stack(known[-17:], 1), rule.how.weigh or weigh)
+            guess = predict_query(torch.stack(known[-17:], 1), rule.how.weigh or weigh)
         if guess is None:
             return query, False
         if rule.correct is None:
@@ -260,14 +260,14 @@ def test_a_window_that_goes_on_ends_where_its_step_does(given):
         (*path, PathPart(s, given + 6)) for path, s in zip(batch.paths, batch.own, strict=True)
     ]
     children = [batch.store.create() for _ in ended]
-    rank = CacheRank(batch.store.counts)
+    rank = SelectionQueue(batch.store.counts)
     SparseDecode(rule, rank, batch.store, ended, batch.tail()).bind_segments(children)
     for child in children:
         for layer, known in child.attention_data.queries.items():
             assert len(known) == 6, layer
 
 
-class SpiedRank(CacheRank):
+class SpiedRank(SelectionQueue):
     """Who is asked for what, in order."""
 
     def __init__(self):
@@ -311,7 +311,7 @@ def test_the_rest_is_what_the_scores_say():
     assert exact < counts.left_out / counts.sparse_heads <= 1.0, "a bound, of worse tokens"
     predicted = Batch()
     counts = predicted.store.counts
-    decoded(predicted, replace(RULE, method="asyncspade"), CacheRank(counts, threaded=True))
+    decoded(predicted, replace(RULE, method="asyncspade"), SelectionQueue(counts, threaded=True))
     assert counts.sparse_heads == 0, "nothing is claimed"
     assert counts.rank_takes == LAYERS * (TOKENS - 1), "the first token selects by its own query"
 

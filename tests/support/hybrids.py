@@ -23,7 +23,7 @@ def write_hybrid(folder, family, **changes):
 class KeptRows(AttentionView):
     """Rows behind one another's tokens, none shared; `begin` says what the next pass computes.
 
-    Its states are its own, see `kv.states.StateRows`.
+    Its states are its own, see `kv.states.RowStates`.
     """
 
     def __init__(self, shape, dtype, num_rows):

@@ -4,7 +4,7 @@ import random
 from functools import partial
 
 from beamwright.engine.engine import Engine
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Ask, EndSearch, Extend, FinishPath, Prune
 from beamwright.schedule.declare import InGpuSchedule
@@ -112,7 +112,7 @@ class Loop:
     """An engine with one strategy for all trees; raises what a tree could not be finished for."""
 
     def __init__(
-        self, executor, strategy, schedule=None, how="last", accounting=None, clock=None, **each
+        self, executor, strategy, schedule=None, how="last", phase_timer=None, clock=None, **each
     ):
         self._each = {
             "strategy": strategy,
@@ -121,8 +121,8 @@ class Loop:
             **each,
         }
         clocks = () if clock is None else (clock,)
-        accounting = accounting or Accounting(*clocks)
-        self.engine = Engine(executor, schedule or InGpuSchedule(), accounting, *clocks)
+        phase_timer = phase_timer or PhaseTimer(*clocks)
+        self.engine = Engine(executor, schedule or InGpuSchedule(), phase_timer, *clocks)
 
     def prepare(self, runs, on_round=None):
         for run in runs:

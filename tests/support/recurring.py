@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from beamwright.kv.states import StateRows
+from beamwright.kv.states import RowStates
 from beamwright.models.load import load_model
 from beamwright.models.shape import LayerGroup, StatePart
 
@@ -103,7 +103,7 @@ def check_states(solver, tree):
         segment = handle.segment.group_segments[-1]
         assert segment.group.state_blocks
         if segment.copies:
-            rows = StateRows(states, [segment.blocks], [segment.blocks])
+            rows = RowStates(states, [segment.blocks], [segment.blocks])
             counts = rows.read(next(iter(states.layout.by_layer)))["conv"]
             assert int(counts[0, 0]) == node.start + segment.length == node.end
             found += 1

@@ -46,7 +46,7 @@ class EagerStreams:
             self.side.pop(0).run()
 
     def copy(self, direction, pieces):
-        copied = Copied(self, direction, pieces, len(self.compute))
+        copied = CopyHandle(self, direction, pieces, len(self.compute))
         self.copied.append(copied)
         self.side.append(copied)
         self._advance()
@@ -86,7 +86,7 @@ class LateStreams(EagerStreams):
             self.side.pop(0).run()
 
 
-class Copied:
+class CopyHandle:
     """times: what `ran_s` says, once the copies have run."""
 
     times = None

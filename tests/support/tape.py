@@ -145,7 +145,7 @@ def capturing(monkeypatch, tape):
             kernels = [(launch, f"attend_{what}") for what in ("parts", "chunks")]
             kernels += [(launch, "merge_rows")]
             kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
-            kernels += [(filter_kernel, "find_maxima"), (filter_kernel, "find_borders")]
+            kernels += [(filter_kernel, "find_maxima"), (filter_kernel, "find_thresholds")]
             kernels += [(layer_kernels, f"{name}_rows") for name in ("add_norm", "rotate", "gate")]
             kernels += [(step_kernels, f"{name}_rows") for name in ("delta", "scan", "convolve")]
             patch.setattr(layer_kernels, "_handles", dict)

@@ -4,9 +4,9 @@ import random
 import threading
 
 from beamwright.counters import Counters
-from beamwright.engine.executor import Executor, Lane, VerifierWorker
-from beamwright.engine.scoring import Scoring
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.executor import Executor, VerifierLane, VerifierWorker
+from beamwright.engine.scoring import VerifierCaller
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.protocols import ScheduleView, StepDecoded, StepWriter
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
@@ -91,14 +91,14 @@ def workers():
     return [thread for thread in threading.enumerate() if thread.name == "verifier"]
 
 
-def plain(writer, scorer, accounting=None, progress=None):
-    lane = Lane(Scoring(scorer, accounting or Accounting()), progress)
+def plain(writer, scorer, phase_timer=None, progress=None):
+    lane = VerifierLane(VerifierCaller(scorer, phase_timer or PhaseTimer()), progress)
     return Executor(writer, [lane], progress=progress)
 
 
-def overlapped(writer, scorer, accounting=None, progress=None, **options):
+def overlapped(writer, scorer, phase_timer=None, progress=None, **options):
     """options: of the `VerifierWorker`."""
-    worker = VerifierWorker(Scoring(scorer, accounting or Accounting()), **options)
+    worker = VerifierWorker(VerifierCaller(scorer, phase_timer or PhaseTimer()), **options)
     return Executor(writer, [worker], progress=progress)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.engine.decisions import StopRule
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.errors import InputError
 from beamwright.protocols import Direction
 from beamwright.search import make_strategy
@@ -58,7 +58,7 @@ def test_a_search_that_was_cut_off_within_a_round_is_replayed(tmp_path, deadline
 
 
 def play(executor, schedule, strategy, run, clock):
-    Loop(executor, strategy, schedule, accounting=Accounting(lambda: 0.0), clock=clock).run([run])
+    Loop(executor, strategy, schedule, phase_timer=PhaseTimer(lambda: 0.0), clock=clock).run([run])
 
 
 def test_a_search_that_an_error_stopped_within_a_round_is_recorded(searched, tmp_path):

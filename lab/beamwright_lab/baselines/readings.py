@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from beamwright.sparse.rule import METHODS, Method
+from beamwright.sparse.rule import METHODS, SelectionMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,5 +48,5 @@ def weigh_by_ridge(values: Tensor) -> Tensor:
     return regress(values)
 
 
-METHODS["asyncspade-printed"] = Method("predicted", weigh=weigh_as_printed)
-METHODS["asyncspade-ridge"] = Method("predicted", weigh=weigh_by_ridge)
+METHODS["asyncspade-printed"] = SelectionMethod("predicted", weigh=weigh_as_printed)
+METHODS["asyncspade-ridge"] = SelectionMethod("predicted", weigh=weigh_by_ridge)

@@ -32,7 +32,7 @@ from beamwright.errors import CapacityError, InputError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.machines import with_link_bandwidth
 from beamwright.registry import did_you_mean
-from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
+from beamwright.schedule import SCHEDULES, make_schedule, schedule_entry
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
 from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.commands.simulate_case import Case, find_case
@@ -187,7 +187,7 @@ def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
             hint = f"{did_you_mean(name, listed)}Known: {', '.join(listed)}"
             raise InputError(f"--schedules {name}: no such schedule. {hint}")
         chosen |= found
-    rows = {row.settings.schedule: schedule_row(row.settings) for row in chosen.values()}
+    rows = {row.settings.schedule: schedule_entry(row.settings) for row in chosen.values()}
     own = dict(zip(rows, declared_values(SCHEDULES, [*rows.values()], given), strict=True))
     settled = {name: ScheduleSettings(schedule=name, **own[name]) for name in rows}
     for settings in settled.values():

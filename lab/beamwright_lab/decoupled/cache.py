@@ -173,7 +173,7 @@ def run(
     time_s = bench.clock.now_s
     return CacheRun(
         sum(node.tokens for tree in trees for node in tree.nodes) / time_s,
-        bench.accounting.counts.verify_s / time_s,
+        bench.phase_timer.counts.verify_s / time_s,
         CacheStats.of(bench.residency.counts),
         CacheStats.of(bench.scorers[0].counts),
         (costs[0].passes, costs[1].passes),

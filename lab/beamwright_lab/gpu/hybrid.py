@@ -28,10 +28,10 @@ import torch
 from beamwright import Solver
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.kv.states import (
+    RowStates,
     StateCells,
     StateLayout,
     StatePlace,
-    StateRows,
     StateTables,
     StateTensor,
 )
@@ -191,7 +191,7 @@ class Bench:
     def placed(self, layer: int, kind: str, rows: slice = slice(None)) -> StatePlace:
         """Locate a layer's states of some rows, which are read and written in place."""
         blocks = self.order[rows].tolist()
-        states = StateRows(self.cells, blocks, blocks, tables=StateTables(self.cells))
+        states = RowStates(self.cells, blocks, blocks, tables=StateTables(self.cells))
         found = states.part_places(layer)
         assert found is not None
         return found[kind]

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from beamwright.attention import make_attention
-from beamwright.engine.tensor_rows import TensorRows
+from beamwright.engine.tensor_rows import TensorRowRunner
 from beamwright.kv.segments import PathPart
 from beamwright.models import dense
 from beamwright.models.decoder import Linear
@@ -248,7 +248,7 @@ def step_launches(
     with on_card(capability) as record:
         model = _tree_model(shape, storage)
         path = tuple(_prefilled(model, [16]))
-        rows = TensorRows(model, None, replay=Replay())
+        rows = TensorRowRunner(model, None, replay=Replay())
         session = rows._session
         session.arrange_rows([], [path] * num_rows, [model.store.create() for _ in range(num_rows)])
         buffers = rows._pass_buffers()

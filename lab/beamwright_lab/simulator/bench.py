@@ -14,25 +14,25 @@ from random import Random
 from beamwright.counters import Progress
 from beamwright.engine.admission import TreeAdmission
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.capacity import Capacity, WorkingMemory
+from beamwright.engine.capacity import BatchSizeLimit, RowManager
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import STEPS_TOGETHER, Executor, Lane
-from beamwright.engine.row import Decoding, TreeDecodings
-from beamwright.engine.scoring import Scoring
+from beamwright.engine.executor import STEPS_TOGETHER, Executor, VerifierLane
+from beamwright.engine.row import DecodingSettings, TreeDecodingSettings
+from beamwright.engine.scoring import VerifierCaller
 from beamwright.engine.speculation import Payoff
-from beamwright.engine.split import MovingSplit
-from beamwright.engine.timeline import Accounting, Timeline
+from beamwright.engine.split import KVBudgetSplit
+from beamwright.engine.timeline import PhaseTimer, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv.host import HostTier
-from beamwright.kv.pool import BlockLedger, ByteBudget, GroupBlocks
+from beamwright.kv.pool import BlockLedger, BlockSpec, ByteBudget
 from beamwright.models.prefill import PrefillRequest, record_source
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.fits import MARK_TOKENS
 from beamwright.plan.machines import HardwareProfile, PassCosts
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Foresees, StepWriter, Verifier
-from beamwright.schedule import make_schedule, schedule_row
+from beamwright.schedule import make_schedule, schedule_entry
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright_lab.baselines.layerwise.declare import streams_layers
 from beamwright_lab.simulator.clock import VirtualClock
@@ -138,14 +138,14 @@ class Bench:
         self.batch: RunningBatch | None = None
         self._writer = self._make_writer(timeline)
         counts = None if self.batch is None else self.batch.counts
-        self.accounting = Accounting(self.clock, counts)
+        self.phase_timer = PhaseTimer(self.clock, counts)
         executor = self._make_executor(timeline)
         schedule = make_schedule(case.schedule)
         self._payoff = Payoff()
         self._engine = Engine(
             executor,
             schedule,
-            self.accounting,
+            self.phase_timer,
             self.clock,
             self._payoff,
             explore=case.schedule.explore,
@@ -229,15 +229,15 @@ class Bench:
             self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
         )
         settings = case.schedule.model_copy(update={"speculation": case.speculation})
-        decodings = TreeDecodings(Decoding(step=case.step))
+        decodings = TreeDecodingSettings(DecodingSettings(step=case.step))
         prefill = self._make_prefill(self.residency, case.costs)
         self.batch = RunningBatch(
             rows,
             self.residency,
             prefill,
-            Capacity(self.residency, decodings, case.context),
+            RowManager(self.residency, decodings, case.context),
             settings,
-            WorkingMemory(costs=self._pass_costs()),
+            BatchSizeLimit(costs=self._pass_costs()),
             progress=self._progress,
         )
         return self.batch
@@ -275,14 +275,14 @@ class Bench:
             return LanedExecutor(
                 self._writer,
                 lanes,
-                self.accounting,
+                self.phase_timer,
                 self.clock,
                 self._stalled_s,
                 most_steps=most_steps,
             )
         verifier = self._make_verifier(self.clock)
-        scoring = Scoring(verifier, self.accounting, self._stalled_s, timeline, most_steps)
-        lane = Lane(scoring, self._progress)
+        scoring = VerifierCaller(verifier, self.phase_timer, self._stalled_s, timeline, most_steps)
+        lane = VerifierLane(scoring, self._progress)
         return Executor(self._writer, [lane], self._stalled_s, self._progress)
 
     def _make_verifier(self, clock: VirtualClock) -> Verifier:
@@ -307,7 +307,7 @@ class Bench:
     ) -> SimulatedResidency:
         """Create one model's KV store. Its steps have `extra_tokens` more than the scripts'."""
         host = None
-        if not schedule_row(self.case.schedule).resident:
+        if not schedule_entry(self.case.schedule).resident:
             host = self._make_host_tier(model, extra_tokens)
         return SimulatedResidency(
             _make_ledger(model, budget, self._largest_budget_bytes()),
@@ -341,7 +341,7 @@ class Bench:
             return None
         return case.kv_budget_bytes + case.verifier.kv_budget_bytes
 
-    def _make_moving(self) -> MovingSplit | None:
+    def _make_moving(self) -> KVBudgetSplit | None:
         """Create the split that moves memory; None if budgets are fixed."""
         case = self.case
         if case.verifier is None or not self.scorers or self.residency is None:
@@ -375,9 +375,9 @@ def _make_ledger(
     model: ModelCosts, budget: ByteBudget, most_bytes: int | None = None
 ) -> BlockLedger:
     """Create the ledger of a model's blocks; recurrent states have a group of their own."""
-    groups, fixed = [GroupBlocks(BLOCK_TOKENS)], state_blocks(model)
+    groups, fixed = [BlockSpec(BLOCK_TOKENS)], state_blocks(model)
     if fixed:
-        groups.append(GroupBlocks.of_states(fixed))
+        groups.append(BlockSpec.of_states(fixed))
     return BlockLedger(model.kv_bytes_per_token, BLOCK_TOKENS, budget, most_bytes, groups)
 
 
@@ -391,7 +391,7 @@ def _make_clock(case: Simulation) -> VirtualClock:
 
 
 def phase_seconds(bench: Bench) -> Seconds:
-    clock, counts = bench.clock, bench.accounting.counts
+    clock, counts = bench.clock, bench.phase_timer.counts
     stall_s, verify_s, both_s = counts.stall_s, counts.verify_s, 0.0
     if isinstance(clock, SharedClock):
         stall_s = max(0.0, stall_s - clock.hidden_s)

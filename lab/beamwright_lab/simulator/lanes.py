@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from beamwright.engine.executor import Executor, Lane
-from beamwright.engine.scoring import Scoring
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.executor import Executor, VerifierLane
+from beamwright.engine.scoring import VerifierCaller
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.protocols import Event, StepWriter, Verifier
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import Work
@@ -54,14 +54,14 @@ class QueueClock(VirtualClock):
         self.run(Work.alone(seconds))
 
 
-class SimulatedLane(Lane):
+class SimulatedLane(VerifierLane):
     """A verifier that scores its batches in order, concurrently with the generator.
 
     The KV of a batch is allocated when its scoring starts. Its scores are available when its work
     is done.
     """
 
-    def __init__(self, scoring: Scoring, queue: QueueClock) -> None:
+    def __init__(self, scoring: VerifierCaller, queue: QueueClock) -> None:
         super().__init__(scoring)
         self._work_queue = queue
         self._current_events: list[Event] | None = None
@@ -179,14 +179,14 @@ class LanedExecutor(Executor):
         self,
         writer: StepWriter,
         verifiers: Sequence[tuple[Verifier, QueueClock]],
-        accounting: Accounting,
+        phase_timer: PhaseTimer,
         clock: SharedClock,
         stalled_s: Callable[[], float] = lambda: 0.0,
         *,
         most_steps: int = 1,
     ) -> None:
         clock.lanes = [
-            SimulatedLane(Scoring(verifier, accounting, most_steps=most_steps), queue)
+            SimulatedLane(VerifierCaller(verifier, phase_timer, most_steps=most_steps), queue)
             for verifier, queue in verifiers
         ]
         super().__init__(writer, clock.lanes, stalled_s)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from beamwright.kv.link import KVLog, Transfer, TransferState
+from beamwright.kv.link import Transfer, TransferState, TransferTimeline
 from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 from beamwright_lab.simulator.clock import VirtualClock
@@ -37,7 +37,7 @@ class VirtualLink:
         clock: VirtualClock,
         seconds: TransferSeconds,
         *,
-        timeline: KVLog | None = None,
+        timeline: TransferTimeline | None = None,
     ) -> None:
         self.bytes_moved: Counter[Direction] = Counter()
         self.state_bytes: Counter[Direction] = Counter()

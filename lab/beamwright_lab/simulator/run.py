@@ -127,7 +127,7 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         io_share=spent.stall_s / spent.time_s if spent.time_s else 0.0,
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
-        groups=bench.accounting.counts.groups,
+        groups=bench.phase_timer.counts.groups,
         dm_lower_bound_bytes=dm_lower_bound_bytes(needed, most_bytes),
         device_peak_bytes=bench.budget.peak_bytes,
         host_peak_bytes=host.ledger.budget.peak_bytes if host is not None else 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from beamwright.engine.row import IterationWork, Row, open_rows
+from beamwright.engine.row import IterationWork, Row, filter_open_rows
 from beamwright.kv.segments import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.costs import Layout
@@ -24,7 +24,7 @@ Moments = list[dict[Segment, int]]
 
 
 class ScriptedRows:
-    """`Rows` that follow a script.
+    """A `RowRunner` that follows a script.
 
     tail_tokens: size of a row's tail (KV before it is stored in a segment).
     """
@@ -63,7 +63,7 @@ class ScriptedRows:
         del goes_on
         if len(running) < len(self._batch):
             self._set_batch(running)
-        counting = open_rows(running)
+        counting = filter_open_rows(running)
         left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
         # A row's end is noticed one token late, unless its path ends.
         last = max(n + (not self._scripts.step(row.node).ends_path) for row, n in left.items())

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from beamwright.engine.split import MovingSplit, path_tokens, step_tokens_of
+from beamwright.engine.split import KVBudgetSplit, expected_step_tokens, path_tokens
 from beamwright.errors import InputError, format_bytes
 from beamwright.kv.cache import CacheManager
 from beamwright.plan.costs import ModelCosts, Roofline
@@ -237,8 +237,8 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
 # --- while a search runs ---------------------------------------------------------------------
 
 
-class AlternatingSplit(MovingSplit):
-    """A `MovingSplit` that gives all memory to the model that runs next."""
+class AlternatingSplit(KVBudgetSplit):
+    """A `KVBudgetSplit` that gives all memory to the model that runs next."""
 
     def _budget_for_turn(
         self, store: CacheManager, idle: CacheManager, needed_bytes: int
@@ -247,7 +247,7 @@ class AlternatingSplit(MovingSplit):
 
 
 class SearchedSplit(AlternatingSplit):
-    """A `MovingSplit` by the paper's search: before each round, the best budgets or turns.
+    """A `KVBudgetSplit` by the paper's search: before each round, the best budgets or turns.
 
     costs: of generator and verifier.
     """
@@ -296,7 +296,7 @@ class SearchedSplit(AlternatingSplit):
         case = tree_case(
             len(beams),
             sum(map(path_tokens, beams)) / len(beams),
-            step_tokens_of(beams),
+            expected_step_tokens(beams),
             generator,
             verifier,
             self._hardware,
@@ -330,7 +330,7 @@ def moving_split(
     most_step_tokens: int,
     *,
     scores_early: bool,
-) -> MovingSplit:
+) -> KVBudgetSplit:
     """Create the strategy that moves memory between the models' KV budgets.
 
     split: "auto": the engine's strategy. "roofline", "offload": FlashTTS's.
@@ -338,5 +338,5 @@ def moving_split(
     """
     if split == "roofline":
         return SearchedSplit(costs, hardware, *stores, most_step_tokens, scores_early=scores_early)
-    kind = AlternatingSplit if split == "offload" else MovingSplit
+    kind = AlternatingSplit if split == "offload" else KVBudgetSplit
     return kind(*stores, most_step_tokens, scores_early=scores_early)

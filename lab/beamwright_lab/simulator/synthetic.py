@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from beamwright.counters import Counters
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import Executor, Lane
-from beamwright.engine.scoring import Scoring
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.executor import Executor, VerifierLane
+from beamwright.engine.scoring import VerifierCaller
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded, StepWriter
@@ -87,9 +87,9 @@ def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
     schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
     settings = _settings(search)
     run = TreeRun(tree, make_strategy(settings), _last_score, partial(round_rng, settings))
-    models, accounting = _RandomModels(search), Accounting()
-    executor = Executor(models, [Lane(Scoring(models, accounting))])
-    engine = Engine(executor, schedule, accounting)
+    models, phase_timer = _RandomModels(search), PhaseTimer()
+    executor = Executor(models, [VerifierLane(VerifierCaller(models, phase_timer))])
+    engine = Engine(executor, schedule, phase_timer)
     engine.admit(run)
     while engine.num_live:
         engine.step()

@@ -155,7 +155,7 @@ def size_class(value: int, least: int) -> int:
 class Bucket:
     """Items of one size class, padded to the same number of tokens.
 
-    An item is a segment with its visible tokens and the rows that read it (`SeenPart`).
+    An item is a segment with its visible tokens and the rows that read it (`SharedPart`).
     """
 
     layers: LayerSource  # packed KV, per layer [K or V, item, kv_head, token, head_dim]
@@ -168,7 +168,7 @@ class Bucket:
 
         Args:
             window: number of tokens that a token attends to, itself included.
-            ends: the bucket's entry of `Slots.ends` [item, slot].
+            ends: the bucket's entry of `RowAssignment.ends` [item, slot].
             places: the current token's index in the tail of the slot's row [item, slot].
             group: number of query heads per KV head.
 
@@ -183,7 +183,7 @@ class Bucket:
         return mask, mask.isinf().all(-1).squeeze(1)
 
 
-class Slots:
+class RowAssignment:
     """The assignment of rows to items. A slot is the place of one row in one item.
 
     An item has one slot for each row that reads it. All items of a bucket have the same number of
@@ -226,11 +226,11 @@ class Slots:
         shaped = [f.unflatten(1, (n, -1)) for f, n in zip(on_device, counts, strict=True)]
         self.rows, self.ends = [rows for rows, _ in shaped], [ends for _, ends in shaped]
 
-    def select_rows(self, rows: Tensor) -> Slots:
+    def select_rows(self, rows: Tensor) -> RowAssignment:
         """Return the assignment for a batch of these rows; a row may occur several times."""
         items, counts, ends, device = self._given
         index = rows.cpu().numpy()
-        return Slots(items[index], counts, ends[index], device)
+        return RowAssignment(items[index], counts, ends[index], device)
 
 
 def _padded(queries: Tensor, dim: int) -> Tensor:
@@ -259,7 +259,7 @@ def tokens_after(path: Path) -> list[int]:
 
 
 @dataclass
-class SeenPart:
+class SharedPart:
     """A segment with its visible tokens, and the rows that read exactly these tokens."""
 
     part: PathPart
@@ -278,16 +278,16 @@ class SeenPart:
         return Entry((self.part,), tuple(row for row, _ in self.rows))
 
 
-def seen_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SeenPart]:
+def find_shared_parts(paths: Sequence[Path], lengths: Sequence[int]) -> list[SharedPart]:
     """Find the segments that a batch of paths reads, and the rows that share each of them.
 
     Rows that read different numbers of a segment's tokens do not share it.
     lengths: number of new tokens per row.
     """
-    parts: dict[tuple[int, int], SeenPart] = {}
+    parts: dict[tuple[int, int], SharedPart] = {}
     for row, path in enumerate(paths):
         for place, part in enumerate(path):
-            item = parts.setdefault((id(part.segment), part.visible), SeenPart(part))
+            item = parts.setdefault((id(part.segment), part.visible), SharedPart(part))
             item.rows.append((row, place))
             item.num_tokens += lengths[row]
     return list(parts.values())
@@ -307,8 +307,8 @@ class SharedSegments:
         layout = store.kv.layout
         self._device = store.compute_device
         self._num_kv_heads = layout.num_kv_heads
-        seen = seen_parts(paths, [1] * len(paths))
-        classes: dict[tuple[int, int], list[SeenPart]] = {}
+        seen = find_shared_parts(paths, [1] * len(paths))
+        classes: dict[tuple[int, int], list[SharedPart]] = {}
         for item in seen:
             size = size_class(item.num_tokens, 1), size_class(item.part.visible, LEAST_KEYS)
             classes.setdefault(size, []).append(item)
@@ -333,7 +333,7 @@ class SharedSegments:
                 ends[row, place] = item.part.visible + after[row][place]
         counts = [len(items) for items in classes.values()]
         self.visible = [[item.part.visible for item in items] for items in classes.values()]
-        self.slots = Slots(of_rows, counts, ends, self._device)
+        self.slots = RowAssignment(of_rows, counts, ends, self._device)
         self._scratch, self._counted = store.scratch, num_bytes
         self._scratch.add(num_bytes)
 

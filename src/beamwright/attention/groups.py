@@ -93,7 +93,7 @@ class GroupedView(DecodeView):
 
     prepare, close = call_each("prepare"), call_each("close")
     keep_rows, set_query_rows = call_each("keep_rows"), call_each("set_query_rows")
-    count_rows, deactivate_rows = call_each("count_rows"), call_each("deactivate_rows")
+    set_num_rows, deactivate_rows = call_each("set_num_rows"), call_each("deactivate_rows")
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None

@@ -51,7 +51,7 @@ class NativePaths:
         self._places = torch.empty(0)
 
     def arrange(self, items: Table) -> None:
-        """Set the rows' paths. items: item numbers along each path [rows, parts], see `Slots`."""
+        """Set the rows' paths. items: see `RowAssignment` [rows, parts]."""
         self._places = torch.from_numpy(self._entries[items])
 
     def describe_layers(self) -> list[Attention] | None:

@@ -24,7 +24,7 @@ class AttentionView:
 
     # True if the model calls `foresee` before each layer.
     looks_ahead: bool = False
-    # The `StateRows` of recurrent layers (`models.recurrent_layers`). None: rows start from zero
+    # The `RowStates` of recurrent layers (`models.recurrent_layers`). None: rows start from zero
     # states, and their states are not kept.
     states: Any = None
 
@@ -84,7 +84,7 @@ class DecodeView(AttentionView):
         tail. rows is None: from now on, each pass computes one token of every row.
         """
 
-    def count_rows(self, num_rows: int) -> None:
+    def set_num_rows(self, num_rows: int) -> None:
         """Set the number of real rows. The rows after these pad the batch; no KV moves for them."""
 
     def deactivate_rows(self, rows: Sequence[int]) -> None:

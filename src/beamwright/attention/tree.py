@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamwright.attention.buckets import Hold, ResidentLayers, SharedSegments, Slots
+from beamwright.attention.buckets import Hold, ResidentLayers, RowAssignment, SharedSegments
 from beamwright.attention.native import NativePaths, can_attend
 from beamwright.attention.parts import (
     HALF,
@@ -58,7 +58,7 @@ class TreeDecode(DecodeView):
         self._all_slots = self._shared.slots
         self._arrange(self._all_slots)
 
-    def _arrange(self, slots: Slots) -> None:
+    def _arrange(self, slots: RowAssignment) -> None:
         """Build the table of partial results that each row merges.
 
         The table `_slots` [rows, parts] holds a row's slots in path order, then the slot of its

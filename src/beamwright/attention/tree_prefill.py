@@ -22,10 +22,10 @@ from beamwright.attention.buckets import (
     Hold,
     LayerSource,
     ResidentLayers,
-    SeenPart,
+    SharedPart,
     WrittenLayers,
+    find_shared_parts,
     part_width,
-    seen_parts,
     size_class,
     tokens_after,
 )
@@ -85,7 +85,7 @@ class TreePrefill(AttentionView):
         self._tokens_after = [tokens_after(path) for path in paths]
         self._slots: Table = np.full((self._starts[-1], most), -1)
         self._products = [
-            self._sealed_product(items) for items in _group_items(seen_parts(paths, lengths))
+            self._sealed_product(items) for items in _group_items(find_shared_parts(paths, lengths))
         ]
         self._products += self._new_products([len(path) for path in paths])
         heads = torch.arange(store.kv.layout.num_kv_heads, device=store.compute_device)
@@ -129,7 +129,7 @@ class TreePrefill(AttentionView):
 
     # --- tables ------------------------------------------------------------------------------
 
-    def _sealed_product(self, items: Sequence[SeenPart]) -> _Product:
+    def _sealed_product(self, items: Sequence[SharedPart]) -> _Product:
         """Make one product of several stored segments, and enter its slots into `_slots`."""
         layout, device = self._layout, self._store.compute_device
         width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
@@ -226,16 +226,16 @@ def _keys_values(product: _Product, layer: int, fresh: Tensor) -> tuple[Tensor, 
     return own[:, :, 0].transpose(1, 2), own[:, :, 1].transpose(1, 2)
 
 
-def _group_items(items: Sequence[SeenPart]) -> list[list[SeenPart]]:
+def _group_items(items: Sequence[SharedPart]) -> list[list[SharedPart]]:
     """Group items with similar numbers of keys and queries into products.
 
     Items that this pass has to write first get products of their own.
     """
-    classes: dict[tuple[int, bool], list[SeenPart]] = {}
+    classes: dict[tuple[int, bool], list[SharedPart]] = {}
     for item in items:
         key = size_class(item.part.visible, LEAST_KEYS), item.written
         classes.setdefault(key, []).append(item)
-    groups: list[list[SeenPart]] = []
+    groups: list[list[SharedPart]] = []
     for alike in classes.values():
         alike.sort(key=lambda item: -item.num_tokens)
         spare = 0

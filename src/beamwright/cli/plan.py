@@ -37,7 +37,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.hf_config import find_shape
 from beamwright.plan.costs import Roofline
-from beamwright.plan.fits import ResidentKVNeed, Scorer, max_beams_in_gpu, resident_kv_need
+from beamwright.plan.fits import ResidentKVNeed, VerifierCosts, max_beams_in_gpu, resident_kv_need
 from beamwright.plan.machines import cpu_profile, for_element_bytes
 from beamwright.plan.rounds import predict_generation
 from beamwright.plan.sparse import SparseChoice, choose_sparse
@@ -149,7 +149,9 @@ def _report(
     }
 
 
-def _budgets(settings: Settings, models: EstimateModels) -> tuple[int, MemoryPlan, Scorer | None]:
+def _budgets(
+    settings: Settings, models: EstimateModels
+) -> tuple[int, MemoryPlan, VerifierCosts | None]:
     """Return the memory limit, the KV budgets, and the verifier with its KV budget.
 
     The last value is None without a verifier. Parallel verifiers share their KV equally.
@@ -158,7 +160,7 @@ def _budgets(settings: Settings, models: EstimateModels) -> tuple[int, MemoryPla
     if models.verifier is None:
         return limit, budgets, None
     part = budgets.verifier_kv_bytes // models.verifier.sizes.parts
-    return limit, budgets, Scorer(models.verifier.costs, part)
+    return limit, budgets, VerifierCosts(models.verifier.costs, part)
 
 
 def _sparse(
@@ -167,7 +169,7 @@ def _sparse(
     models: EstimateModels,
     workload: Workload,
     budget: int,
-    scorer: Scorer | None,
+    scorer: VerifierCosts | None,
 ) -> SparseChoice:
     """Return the method that `--sparse auto` would choose, and the reason for this choice."""
     costs, shape = models.generator.costs, models.generator.sizes.shape

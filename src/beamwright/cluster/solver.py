@@ -27,7 +27,7 @@ from beamwright.config import Settings
 from beamwright.counters import Usage
 from beamwright.declare import load_plugins
 from beamwright.engine.admission import USUAL_ROWS
-from beamwright.engine.prompts import Prompts, with_system_prompt
+from beamwright.engine.prompts import PromptRenderer, with_system_prompt
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
 from beamwright.models.hf_config import find_shape
 from beamwright.models.hub import resolve_folder
@@ -226,7 +226,7 @@ class ClusterSolver:
         self.codec, self.context, vocab = _load_tokenizer(settings)
         self.settings = with_system_prompt(default.settings, self.codec)
         self._default = default.with_settings(self.settings)
-        self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
+        self._prompts = PromptRenderer(self.codec, self.context, vocab, self.settings.model)
         self.roster, self._in_flight = Roster(), in_flight
         self._searches: dict[RemoteSearch, Handle] = {}
         self._closed = False

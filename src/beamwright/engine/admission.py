@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, takewhile
 
-from beamwright.engine.capacity import Capacity
-from beamwright.engine.row import Row, has_all_kv, kv_path, state_of
+from beamwright.engine.capacity import RowManager
+from beamwright.engine.row import Row, get_generator_state, has_all_kv, row_kv_path
 from beamwright.engine.tree_run import TreeRun
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Segment, copies_needed
@@ -167,10 +167,11 @@ class AdmissionQueue:
         self,
         settings: ScheduleSettings,
         cache: CacheManager,
-        capacity: Capacity,
+        row_manager: RowManager,
         costs: PassCosts | None,
     ) -> None:
-        self._settings, self._cache, self._capacity, self._costs = settings, cache, capacity, costs
+        self._settings, self._cache, self._costs = settings, cache, costs
+        self._row_manager = row_manager
         self._pairs: deque[tuple[Node, int]] = deque()  # each with the number of its group
         self._num_groups = 0
         # barriers: True if a group begins only when the previous group has ended. With `--batching
@@ -207,7 +208,7 @@ class AdmissionQueue:
         self.many_groups, self.parking = len(plan.groups) > 1, plan.parking
         self.barriers = self._settings.batching == "grouped"
         if self._settings.batching == "auto" and plan.write_back and plan.parking is None:
-            self.barriers = all(map(self._capacity.has_fixed_length, self.nodes))
+            self.barriers = all(map(self._row_manager.has_fixed_length, self.nodes))
 
     def sort_last_rows(self, num_running: int) -> None:
         """Move the rows with the fewest tokens to the front, so that the last rows end together.
@@ -227,7 +228,7 @@ class AdmissionQueue:
         """
         group = self.group
         rows = [
-            self._capacity.get_or_create_row(node, group)
+            self._row_manager.get_or_create_row(node, group)
             for node, number in islice(self._pairs, max(0, most))
             if number == group or not self.barriers
         ]
@@ -251,9 +252,9 @@ class AdmissionQueue:
 
     # --- KV memory ---------------------------------------------------------------------------
 
-    def copies_read(self, nodes: Iterable[Node]) -> dict[Segment, int]:
+    def copies_needed(self, nodes: Iterable[Node]) -> dict[Segment, int]:
         """Return the segments that decoding these nodes reads, with the number of copies needed."""
-        return copies_needed(map(kv_path, nodes), per_beam=self._cache.copies_per_beam)
+        return copies_needed(map(row_kv_path, nodes), per_beam=self._cache.copies_per_beam)
 
     def tokens_to_reserve(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Return for each row's segment the tokens to reserve KV blocks for at admission.
@@ -264,8 +265,8 @@ class AdmissionQueue:
         """
         wanted = dict[Segment, int]()
         for row in rows:
-            left = self._capacity.expected_tokens(row.node, row.limit) - row.forwarded
-            new = max(1, left if self._capacity.has_fixed_length(row.node) else -(-left // 2))
+            left = self._row_manager.expected_tokens(row.node, row.limit) - row.forwarded
+            new = max(1, left if self._row_manager.has_fixed_length(row.node) else -(-left // 2))
             new = min(new, self._cache.device.block_tokens) if self.parking else new
             wanted[row.segment] = row.forwarded + new
         return wanted
@@ -276,7 +277,7 @@ class AdmissionQueue:
 
         def too_many(count: int) -> bool:
             first = rows[:count]
-            needs = {} if cache.never_moves else self.copies_read([row.node for row in first])
+            needs = {} if cache.never_moves else self.copies_needed([row.node for row in first])
             grown = self.tokens_to_reserve(first)
             for parent in dict.fromkeys(row.node.parent for row in first):
                 grown |= self._missing_prompt_kv(parent)
@@ -288,15 +289,15 @@ class AdmissionQueue:
 
     def fits_free_memory(self, rows: Sequence[Row]) -> bool:
         """Return True if these rows can join without any KV transfer or eviction."""
-        needs = self.copies_read([row.node for row in rows])
+        needs = self.copies_needed([row.node for row in rows])
         resident = all(segment.resident for segment in needs)
-        return resident and self._cache.has_free_blocks(needs, self.tokens_to_reserve(rows))
+        return resident and self._cache.fits_free_blocks(needs, self.tokens_to_reserve(rows))
 
     def _missing_prompt_kv(self, parent: Node | None) -> dict[Segment, int]:
         """Return the segment and token count of a parent that must be prefilled; empty if none."""
         if parent is None or has_all_kv(parent):
             return {}
-        state = state_of(parent)
+        state = get_generator_state(parent)
         segment = state.segment if state is not None else self._cache.create_unmanaged()
         num_tokens = len(parent.token_ids)
         return {segment: num_tokens} if segment.length < num_tokens else {}
@@ -314,13 +315,13 @@ class AdmissionQueue:
         for place, (node, group) in enumerate(self._pairs):
             number = group if self.barriers else place // max(1, len(running))
             groups.setdefault(number, []).append(node)
-        needs = [*map(self.copies_read, groups.values())]
+        needs = [*map(self.copies_needed, groups.values())]
         self._cache.announce_uses(needs)
         if not groups:
             return
         if self._settings.prefetch:
             self._cache.prefetch_group(needs[0])
-        growth = map(self._capacity.expected_tokens, next(iter(groups.values())))
+        growth = map(self._row_manager.expected_tokens, next(iter(groups.values())))
         self._cache.store_for_group(needs[0], growth, {row.segment for row in running})
 
     def prefetch_rows(self, rows: Sequence[Row], num_running: int) -> bool:
@@ -335,7 +336,7 @@ class AdmissionQueue:
         if self.prefetching or not num_running or self.parking is None or costs is None:
             return False
         device = self._cache.device
-        needs = self.copies_read([row.node for row in rows])
+        needs = self.copies_needed([row.node for row in rows])
         kv_bytes = device.num_blocks * device.bytes_per_block  # with parking, a pass reads most KV
         pass_s = max(costs.seconds(num_running), costs.weights_s + kv_bytes * costs.byte_s)
         load = self._cache.missing_bytes(needs) / costs.link_bandwidth / pass_s
@@ -364,7 +365,7 @@ class AdmissionQueue:
 
 def _num_tokens(node: Node) -> int:
     """Return how many tokens of a node's unfinished step are decoded."""
-    state = state_of(node)
+    state = get_generator_state(node)
     return len(state.row.tokens) if state is not None and state.row is not None else 0
 
 
@@ -392,7 +393,7 @@ class SpeculativeQueue:
         self._waiting = {node: None, **self._waiting}
 
     def take_rows(
-        self, capacity: Capacity, queue: AdmissionQueue, running: Sequence[Row], most: int
+        self, row_manager: RowManager, queue: AdmissionQueue, running: Sequence[Row], most: int
     ) -> list[Row]:
         """Return rows for up to `most` waiting children, as long as memory is free.
 
@@ -406,7 +407,7 @@ class SpeculativeQueue:
                 break
             if not node.speculative or node in under_way or node.state is not NodeState.OPEN:
                 continue
-            row = capacity.get_or_create_row(node)
+            row = row_manager.get_or_create_row(node)
             if not queue.fits_free_memory([*rows, row]):
                 break
             rows.append(row)

@@ -5,8 +5,7 @@ from the last hidden state of its parent, without a pass. So one pass after the 
 step's last token, whose hidden state (`Row.hidden`) serves the children. All rows are decoded for
 up to 16 tokens, then new KV is stored, and rows with a decoded step *retire*. If blocks run out,
 rows are *preempted* and continue later. With `--batching grouped`, a plan's next group is admitted
-when the batch is empty (LBS section 4). A row's tokens depend on its own path alone. The lab's
-simulator runs the same code without tensors.
+when the batch is empty (LBS section 4). A row's tokens depend on its own path alone.
 """
 
 from __future__ import annotations
@@ -16,9 +15,17 @@ from contextlib import suppress
 
 from beamwright.counters import Counters, Progress
 from beamwright.engine.admission import AdmissionQueue, SpeculativeQueue
-from beamwright.engine.capacity import ITERATION_TOKENS, Capacity, WorkingMemory
+from beamwright.engine.capacity import ITERATION_TOKENS, BatchSizeLimit, RowManager
 from beamwright.engine.chains import Prefill, PrefillUnfinished, has_broken_ancestor, prefill_paths
-from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, kv_path, open_rows
+from beamwright.engine.row import (
+    OWNER,
+    DecodingSettings,
+    GeneratorState,
+    Row,
+    RowRunner,
+    filter_open_rows,
+    row_kv_path,
+)
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease
@@ -41,29 +48,24 @@ _LEAST_TOKENS, _REFILL_SHARE, _FILL_SHARE = 2, 16, 4
 
 
 class RunningBatch(StepWriter):
-    """The generator's batch of rows, which join and leave between iterations.
-
-    capacity: creates rows, and estimates the KV that they need. memory: limits the number of rows.
-    """
+    """The generator's batch of rows, which join and leave between iterations."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowRunner,
         cache: CacheManager,
         prefill: Prefill,
-        capacity: Capacity,
+        row_manager: RowManager,
         settings: ScheduleSettings,
-        memory: WorkingMemory,
+        memory: BatchSizeLimit,
         progress: Progress | None,
     ) -> None:
-        self._rows, self._cache, self._capacity = rows, cache, capacity
-        self.settings, self._memory = settings, memory
-        self.speculation = str(settings.speculation)
-        self._progress, self._prefill = progress or Progress(), prefill
-        self._events = list[Event]()
-        self.running: list[Row] = []
+        self._rows, self._cache, self._row_manager = rows, cache, row_manager
+        self.settings, self.speculation = settings, str(settings.speculation)
+        self._memory, self._prefill, self._progress = memory, prefill, progress or Progress()
+        self._events, self.running = list[Event](), list[Row]()
         self.counts, self.last_rows = Counters(), (0, 0)
-        self._queue = AdmissionQueue(settings, cache, capacity, memory.costs)
+        self._queue = AdmissionQueue(settings, cache, row_manager, memory.costs)
         self._spec_queue, self._max_open_rows = SpeculativeQueue(), 0  # most open rows since a plan
         # _no_room: True after a preemption, and no row is admitted, until blocks become free.
         self._writes_back_early, self._no_room, self._num_running = False, False, 0
@@ -93,16 +95,16 @@ class RunningBatch(StepWriter):
         """Waiting nodes in the order of admission."""
         return self._queue.nodes
 
-    def set_decoding(self, root: Node, decoding: Decoding) -> None:
-        """Set a tree's sampling settings, until its root is released; see `TreeDecodings.set`."""
-        self._capacity.decodings.set(root, decoding)
+    def set_decoding(self, root: Node, decoding: DecodingSettings) -> None:
+        """Set a tree's settings, until its root is released; see `TreeDecodingSettings`."""
+        self._row_manager.decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """Return what a schedule plans these nodes with: KV demand, lengths, row limit, costs."""
-        longest = max(map(self._capacity.expected_tokens, beams), default=1)
+        longest = max(map(self._row_manager.expected_tokens, beams), default=1)
         most = self._memory_limit = self._memory.max_rows(longest, self._rows.held_bytes)
-        fixed = all(map(self._capacity.has_fixed_length, {beam.root for beam in beams}))
-        demand, costs = self._capacity.demand(beams), self._memory.costs
+        fixed = all(map(self._row_manager.has_fixed_length, {beam.root for beam in beams}))
+        demand, costs = self._row_manager.demand(beams), self._memory.costs
         return ScheduleView(beams, demand, most, longest, fixed, costs)
 
     def submit(self, plan: Plan) -> None:
@@ -118,7 +120,7 @@ class RunningBatch(StepWriter):
 
     def start_from_sibling(self, node: Node, begun: Node, share: float) -> None:
         """Let an open node begin with a share (0 to 1) of the tokens of its sibling `begun`."""
-        self._capacity.start_from_sibling(node, begun, share)
+        self._row_manager.start_from_sibling(node, begun, share)
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Stop decoding these nodes, running or waiting, and free their KV."""
@@ -129,7 +131,7 @@ class RunningBatch(StepWriter):
     def release(self, nodes: Iterable[Node]) -> None:
         """Free the KV of these nodes, and take their running rows out of the batch."""
         for node in nodes:
-            self._capacity.decodings.discard(node)
+            self._row_manager.decodings.discard(node)
             self._spec_queue.discard(node)
             state: GeneratorState | None = node.handles.pop(OWNER, None)
             if state is None:
@@ -145,7 +147,7 @@ class RunningBatch(StepWriter):
 
     def free_outside_window(self, tree: SearchTree) -> None:
         """Free KV that lies outside the attention window of every later row of this tree."""
-        self._capacity.free_outside_window(tree)
+        self._row_manager.free_outside_window(tree)
 
     def abort(self) -> None:
         """Stop all steps and free all memory, after any error."""
@@ -173,7 +175,7 @@ class RunningBatch(StepWriter):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._memory.note_failure(self._num_running)
+            self._memory.record_out_of_memory(self._num_running)
             self._restart_rows(DeviceMemoryError("one beam's step cannot be decoded"))
         if not self.running:
             self._rows.close()
@@ -256,14 +258,14 @@ class RunningBatch(StepWriter):
             if cache.evicts:
                 row.record_source()
             row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden, row.drawn_from)
-            self._capacity.record_length(len(row.tokens))
+            self._row_manager.record_length(len(row.tokens))
             self._events.append(row.make_event(self._rows.reply_text(row)))
-        has_room = self._capacity.unpin_parent_states(going) or bool(done)
+        has_room = self._row_manager.unpin_parent_states(going) or bool(done)
         self._no_room = self._no_room and not has_room and bool(self.running)
 
     def _stops_to_end(self) -> int:
         """Return after how many stopped rows the iteration ends (speculative ones not counted)."""
-        running = len(open_rows(self.running))
+        running = len(filter_open_rows(self.running))
         if self._queue and not self._queue.barriers:
             return 1 if self._no_room else max(1, running // _REFILL_SHARE)
         if self._speculates:
@@ -316,13 +318,12 @@ class RunningBatch(StepWriter):
         return [n for n in limits if n is not None]
 
     def _add_rows(self, rows: list[Row]) -> None:
-        cache = self._cache
-        nodes = [row.node for row in rows]
-        lease = Lease({}) if cache.never_moves else cache.acquire(self._queue.copies_read(nodes))
+        cache, nodes = self._cache, [row.node for row in rows]
+        lease = Lease({}) if cache.never_moves else cache.acquire(self._queue.copies_needed(nodes))
         self._queue.cancel_prefetch()
         try:
             grown = prefill_paths(rows, cache, self._prefill, lease, self._progress)
-            cache.count_needed(map(kv_path, nodes))
+            cache.count_tokens_read(map(row_kv_path, nodes))
             if self._writes_back_early and not rows[0].node.speculative:
                 cache.write_back(grown)
                 cache.write_back(cache.dirty_segments())
@@ -330,8 +331,7 @@ class RunningBatch(StepWriter):
                 cache.reserve(self._queue.tokens_to_reserve(rows))
             for row in () if cache.never_moves else rows:
                 row.pin_segments()
-            self._num_running = len(self.running) + len(rows)
-            before = [len(row.tokens) for row in rows]
+            self._num_running, before = len(self.running) + len(rows), [len(r.tokens) for r in rows]
             self._rows.admit(self.running, rows)
             self.counts.slot_tokens += self._count_sampled(rows, before)
         except BaseException:
@@ -352,7 +352,7 @@ class RunningBatch(StepWriter):
         """Admit speculative children into slots and free memory that no open step needs."""
         limits = [*self._row_limits, self.settings.max_batch or self._max_open_rows]
         free = max(0, min(limits) - len(self.running)) if self._speculates else 0
-        rows = self._spec_queue.take_rows(self._capacity, self._queue, self.running, free)
+        rows = self._spec_queue.take_rows(self._row_manager, self._queue, self.running, free)
         self.counts.speculative_rows += len(rows)
         try:
             if rows:
@@ -387,10 +387,10 @@ class RunningBatch(StepWriter):
         most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
         if self._queue.prefetching:
             most = min(most, self._queue.passes_until_join)
-        most = count = min(most, max(row.forwards_left for row in open_rows(self.running)))
+        most = count = min(most, max(row.forwards_left for row in filter_open_rows(self.running)))
         while self.running:
             wanted = {row.segment: row.forwarded + row.usable_tokens(count) for row in self.running}
-            if self._spec_queue.last_admitted() and not self._cache.has_free_blocks({}, wanted):
+            if self._spec_queue.last_admitted() and not self._cache.fits_free_blocks({}, wanted):
                 self._drop_last_child()
                 continue
             try:

@@ -1,8 +1,8 @@
 """Estimates for admission: how long steps get, the KV that rows need, and how many rows fit.
 
 LBS section 4.2 reads the free memory before every step and sets #Beam from it. Here KV has a budget
-of its own (`Capacity`). The rest of a row's memory, its tail, activations and logits, is counted
-separately (`WorkingMemory`). This module also creates rows.
+of its own (`RowManager`). The rest of a row's memory, its tail, activations and logits, is counted
+separately (`BatchSizeLimit`). This module also creates rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from beamwright.engine.endings import begins_thought, row_limit
-from beamwright.engine.row import Row, RowLimit, TreeDecodings, create_state, has_all_kv, state_of
+from beamwright.engine.endings import begins_in_thought, row_limit
+from beamwright.engine.row import (
+    Row,
+    RowLimit,
+    TreeDecodingSettings,
+    create_generator_state,
+    get_generator_state,
+    has_all_kv,
+)
 from beamwright.kv.cache import CacheManager
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.machines import PassCosts
@@ -29,7 +36,7 @@ _REARRANGE_S = 0.005  # seconds that rearranging the batch takes on the host
 _STOPPED_SHARE = 16  # 1/16 of the rows must stop to end an iteration of slow passes
 
 
-class WorkingMemory:
+class BatchSizeLimit:
     """Rule that limits the batch size by memory besides KV, and decides when to shrink the batch.
 
     free_bytes: returns the device's free bytes; None if it does not report them (a CPU).
@@ -77,7 +84,7 @@ class WorkingMemory:
         until the iteration ends. If passes are fast, enough rows must stop that shrinking the
         batch pays.
 
-        awaited: number of `open_rows`. num_active, num_rows: as in `pays_to_compact`.
+        awaited: number of open rows. num_active, num_rows: as in `pays_to_compact`.
         """
         if self.costs is not None and self.costs.seconds(num_active) > _REARRANGE_S:
             return max(1, awaited // _STOPPED_SHARE)
@@ -87,7 +94,7 @@ class WorkingMemory:
             few, False, key=lambda n: not self.pays_to_compact(n + others, num_rows)
         )
 
-    def note_failure(self, num_rows: int) -> None:
+    def record_out_of_memory(self, num_rows: int) -> None:
         """Record that memory ran out with `num_rows` rows, so that later batches are smaller.
 
         The failure of a single row sets no limit.
@@ -96,7 +103,7 @@ class WorkingMemory:
             self._failed_at = min(num_rows, self._failed_at or num_rows)
 
 
-class Capacity:
+class RowManager:
     """Creator of rows, with estimates of step lengths and of the KV that a round needs.
 
     Lengths are exact if steps have a fixed length, else estimated from the steps seen so far.
@@ -105,7 +112,7 @@ class Capacity:
     decodings: the settings of all trees. context: maximum number of tokens of a path.
     """
 
-    def __init__(self, cache: CacheManager, decodings: TreeDecodings, context: int) -> None:
+    def __init__(self, cache: CacheManager, decodings: TreeDecodingSettings, context: int) -> None:
         self._cache, self.decodings, self._context = cache, decodings, context
         self._num_steps = self._num_tokens = 0
         self._previous_need_bytes: int | None = None
@@ -140,10 +147,10 @@ class Capacity:
 
     def get_or_create_row(self, node: Node, group: int = 0) -> Row:
         """Return a node's row: a new one with an empty segment, or the one that was preempted."""
-        state = state_of(node)
+        state = get_generator_state(node)
         if state is None:
-            state, decoding = create_state(node, self._cache), self.decodings.of(node)
-            thought = begins_thought(node, self.decodings.marks)
+            state, decoding = create_generator_state(node, self._cache), self.decodings.of(node)
+            thought = begins_in_thought(node, self.decodings.marks)
             limit = self._limit(node, thought=thought is not False)
             limit_outside_thought = self._limit(node) if thought is None else None
             state.row = Row(
@@ -159,7 +166,8 @@ class Capacity:
         copied tokens is computed when the row joins (`chains.prefill_paths`).
         """
         source: Node | Row = begun
-        tokens, state, row = list(begun.token_ids), state_of(begun), self.get_or_create_row(node)
+        tokens, state = list(begun.token_ids), get_generator_state(begun)
+        row = self.get_or_create_row(node)
         if not tokens and state is not None and state.row is not None:
             source, tokens = state.row, state.row.tokens
         most = len(tokens) - (source.stop is not None)  # without the token that ends the step
@@ -183,7 +191,11 @@ class Capacity:
         ):
             for node in tree.outside_window(window, _first_uncomputed):
                 stays = fixed and node.parent is None
-                if (state := state_of(node)) is not None and state.row is None and not stays:
+                if (
+                    (state := get_generator_state(node)) is not None
+                    and state.row is None
+                    and not stays
+                ):
                     self._cache.free_window(state.segment, window)
 
     def unpin_parent_states(self, rows: Sequence[Row]) -> bool:
@@ -214,10 +226,10 @@ class Capacity:
         sizes, resident, growth = list[int](), list[int](), list[int]()
         for beam in beams:
             above: int | None = None
-            begun = state_of(beam)
+            begun = get_generator_state(beam)
             own = begun.segment.length if begun is not None else 0
             for node in beam.context():
-                state = state_of(node)
+                state = get_generator_state(node)
                 stored = state.segment.length if state is not None else 0
                 # A preempted beam has stored whole blocks of its step, and reads them like a
                 # segment.

@@ -19,10 +19,10 @@ from beamwright.engine.row import (
     OWNER,
     GeneratorState,
     Row,
-    create_state,
+    create_generator_state,
+    get_generator_state,
     has_all_kv,
-    path_to,
-    state_of,
+    node_kv_path,
 )
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment, for_all_groups
@@ -97,7 +97,7 @@ def prefill_paths(
 def _make_request(node: Node, tokens: Sequence[int]) -> PrefillRequest:
     """Return a request to prefill these tokens of a node, after those that have KV."""
     segment = node.handles[OWNER].segment
-    return PrefillRequest(path_to(node.above), segment, tokens, node.start + segment.length)
+    return PrefillRequest(node_kv_path(node.above), segment, tokens, node.start + segment.length)
 
 
 def _request_missing(node: Node, cache: CacheManager) -> PrefillRequest:
@@ -105,7 +105,7 @@ def _request_missing(node: Node, cache: CacheManager) -> PrefillRequest:
 
     Create the node's segment if it has none.
     """
-    segment = (state_of(node) or create_state(node, cache)).segment
+    segment = (get_generator_state(node) or create_generator_state(node, cache)).segment
     tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
     if len(tokens) > 1 or node.parent is None:
         node.usage["generator_prefilled"] += len(tokens)
@@ -138,7 +138,7 @@ def has_broken_ancestor(beam: Node) -> bool:
     return any(
         state.hidden is None and state.segment.length == len(node.token_ids)
         for node in beam.context()[:-1]
-        if (state := state_of(node)) is not None
+        if (state := get_generator_state(node)) is not None
     )
 
 
@@ -181,7 +181,7 @@ def restore_kv(
 def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
     """Prefill the generator's KV and last hidden states of all nodes at one depth."""
     for node in nodes:  # before anything can fail, so that these segments are freed later
-        create_state(node, model.store).extended = _has_decoded_child(node)
+        create_generator_state(node, model.store).extended = _has_decoded_child(node)
     owners = [node for node in nodes if _tokens_to_store(node)]
     requests = [_make_request(node, _tokens_to_store(node)) for node in owners]
     for node, hidden in zip(owners, model.prefill(requests), strict=True):

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beamwright.engine.drafts import Drafts
+from beamwright.engine.drafts import DraftProposer
 from beamwright.engine.endings import StopFinder
-from beamwright.engine.row import IterationWork, Row, open_rows
+from beamwright.engine.row import IterationWork, Row, filter_open_rows
 from beamwright.engine.sampling import RowSampling, Sampler, likeliest
 from beamwright.models.decoder import Decoder
 from beamwright.models.prefill_passes import Replay
@@ -28,7 +28,7 @@ from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import TreeModel
 
 
-def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
+def why_no_drafts(model: TreeModel, replay: Replay | None) -> str | None:
     """Return why a pass can compute only one token per row (no drafts); None if it can take more.
 
     Attention must support several tokens per row (`sets_query_rows`). Kernels, layer-wise streaming
@@ -47,7 +47,7 @@ def why_one_token_each(model: TreeModel, replay: Replay | None) -> str | None:
 class DraftPasses:
     """Runner of iterations with drafts.
 
-    keeps_states: keep the hidden states that tokens are sampled from, see `TensorRows`.
+    keeps_states: keep the hidden states that tokens are sampled from, see `TensorRowRunner`.
     """
 
     decoder: Decoder
@@ -63,18 +63,18 @@ class DraftPasses:
         sampling: RowSampling,
         max_tokens: int,
         enough: int,
-        drafts: Drafts,
+        drafts: DraftProposer,
     ) -> IterationWork:
         """Run passes until a row has got `max_tokens` tokens, or `enough` open rows are done.
 
         places: each row's place in the batch. keys, sampling: random keys and settings by place.
         """
-        counting, left = open_rows([*places]), dict.fromkeys(places, max_tokens)
+        counting, left = filter_open_rows([*places]), dict.fromkeys(places, max_tokens)
         num_passes = num_rows = 0
         while min(left.values(), default=0) and sum(row.done for row in counting) < enough:
             began = time.perf_counter()
             rooms = {row: min(n, row.forwards_left) - 1 for row, n in left.items()}
-            drafted = drafts.draft(rooms, self.decoder.least_rows)
+            drafted = drafts.propose_drafts(rooms, self.decoder.least_rows)
             one = _Pass(drafted, places)
             hidden = self.session.forward_some(one.computed, one.written)
             self._sample_tokens(one, hidden, keys, sampling)

@@ -260,7 +260,7 @@ class DraftTrials:
         return tokens / seconds
 
 
-class Drafts:
+class DraftProposer:
     """Source of drafted tokens for rows of any trees, from each tree's own text.
 
     most: maximum number of drafted tokens of a row; "auto": as many as pay, and none where
@@ -275,7 +275,7 @@ class Drafts:
         self._lengths: dict[Row, list[int]] = {}
 
     @contextmanager
-    def timed_iteration(self, rows: Sequence[Row]) -> Iterator[Drafts | None]:
+    def timed_iteration(self, rows: Sequence[Row]) -> Iterator[DraftProposer | None]:
         """Decide whether an iteration of these rows uses drafts; yield this object, or None if not.
 
         When the block ends, record the iteration's time, and index its tokens.
@@ -291,7 +291,7 @@ class Drafts:
         num_tokens, spent_s = sum(len(row.tokens) for row in rows), time.perf_counter() - began
         self.trials.record_iteration(len(rows), num_tokens - before, spent_s, drafted=drafted)
 
-    def draft(
+    def propose_drafts(
         self,
         rooms: Mapping[Row, int],
         least_rows: int = ROW_MULTIPLE,

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import libdevice
 
 from beamwright.attention.kernels import is_interpreted
-from beamwright.engine.filter_kernel import compute_borders, order_value
+from beamwright.engine.filter_kernel import compute_thresholds, order_value
 from beamwright.engine.noise import NOISE_BITS
 
 PIECE_TOKENS = 2048  # tokens of the vocabulary per piece
@@ -88,12 +88,13 @@ def _first_best(scores, tokens, num_tokens):
 # These tensors are read one number at a time, so their alignment must not cause a recompilation.
 @triton.jit(do_not_specialize_on_alignment=["keys", "positions", "greedy", "temperature"])
 def draw_pieces(
-    logits, keys, positions, greedy, temperature, borders, lasts, piece_tokens, pieces, num_tokens,
-    row_stride, TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr, FAST: tl.constexpr,
+    logits, keys, positions, greedy, temperature, thresholds, lasts, piece_tokens, pieces,
+    num_tokens, row_stride, TOKENS: tl.constexpr, SHIFT: tl.constexpr, STEP: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """Find the best token of each piece: one program per row and piece of TOKENS tokens.
 
-    borders, lasts: see `filter_kernel.compute_borders`; None if no row has filters.
+    thresholds, lasts: see `filter_kernel.compute_thresholds`; None if no row has filters.
     piece_tokens [rows, pieces] int32: output, the kept token with the best score.
     pieces [rows, pieces, 3] float32: output, that score, the largest logit, and the sum of
     exponentials relative to the largest logit.
@@ -113,21 +114,21 @@ def draw_pieces(
     best, chosen = _first_best(logit, token, num_tokens)
     heat = tl.load(temperature + row)
     races = (tl.load(greedy + row) == 0) & (best > float("-inf"))
-    if borders is not None:
-        order, border = order_value(given, heat), tl.load(borders + row)
-        left = (order > border) | ((order == border) & (token <= tl.load(lasts + row)))
+    if thresholds is not None:
+        order, threshold = order_value(given, heat), tl.load(thresholds + row)
+        left = (order > threshold) | ((order == threshold) & (token <= tl.load(lasts + row)))
         any_left = tl.max(left.to(tl.int32), axis=0) > 0
         best = tl.where(races & (any_left == 0), float("-inf"), best)
         races &= any_left
     if races:
         noise = _near_noise(_uniform(keys, positions, row, token, SHIFT, STEP), FAST)
         near = logit * (1.0 / heat) + noise
-        if borders is not None:
+        if thresholds is not None:
             near = tl.where(left, near, float("-inf"))
         most = tl.max(near, axis=0)
         slack = tl.minimum(tl.abs(most) * _ROUNDED, 1e30) + _SLACK  # finite even if `most` is not
         may_win = near >= most - slack
-        if borders is not None:
+        if thresholds is not None:
             may_win &= left
         best = float("-inf")
         one = tl.min(tl.where(may_win, token, num_tokens), axis=0)
@@ -189,9 +190,10 @@ def draw(
     tokens = torch.empty(num_rows, dtype=torch.long, device=device)
     logprobs = torch.empty(num_rows, device=device)
     greedy, temperature = greedy.contiguous(), temperature.contiguous()
-    borders = compute_borders(logits, greedy, temperature, *filters) if filters else (None, None)
+    filtered = (logits, greedy, temperature, *filters)
+    thresholds = compute_thresholds(*filtered) if filters else (None, None)
     draw_pieces[(num_rows, num_pieces)](
-        logits, keys.contiguous(), positions.contiguous(), greedy, temperature, *borders,
+        logits, keys.contiguous(), positions.contiguous(), greedy, temperature, *thresholds,
         piece_tokens, pieces, num_tokens, logits.stride(0),
         TOKENS=PIECE_TOKENS, SHIFT=32 - NOISE_BITS, STEP=2.0**-NOISE_BITS,
         FAST=not is_interpreted() and torch.version.hip is None, num_warps=_PIECE_WARPS,

@@ -74,7 +74,7 @@ def delimiters(settings: StepSettings, *, thought: bool) -> tuple[bytes, ...]:
     return _CUTS.get(str(steps), ())
 
 
-def begins_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
+def begins_in_thought(node: Node, marks: ThoughtMarks | None) -> bool | None:
     """Return True if a node's step begins inside a thought.
 
     None: the model may open a thought with the step's first tokens.
@@ -99,7 +99,7 @@ _MOST_IDS = MOST_CLOSING + 16
 
 
 @dataclass(frozen=True)
-class Closing:
+class ThoughtClosing:
     """Forced end of a row's thought, when its thinking budget runs out. Positions are in the path.
 
     at: the position of the first of `ids`, which replace the sampled tokens.
@@ -116,8 +116,8 @@ class Closing:
     least: float
 
 
-class RowClosings:
-    """The `Closing` of every row of a batch, in tensors whose addresses never change.
+class ThoughtClosings:
+    """The `ThoughtClosing` of every row of a batch, in tensors whose addresses never change.
 
     Positions are [rows], forced token ids [rows, most].
     """
@@ -128,12 +128,12 @@ class RowClosings:
         self._least = torch.zeros(num_rows, device=device)
         self.any = False
 
-    def load(self, rows: Sequence[Closing | None]) -> None:
+    def load(self, rows: Sequence[ThoughtClosing | None]) -> None:
         """Copy the closings of all rows to the device. None: no end is forced on this row."""
         self.any = any(rows)
         if not self.any:
             return
-        none = Closing(_NEVER, (), _NEVER, 0, 1.0)
+        none = ThoughtClosing(_NEVER, (), _NEVER, 0, 1.0)
         known = [row or none for row in rows]
         ids = [[*row.ids, *[-1] * (_MOST_IDS - len(row.ids))] for row in known]
         numbers = [[row.at for row in known], [row.soft for row in known], [r.end for r in known]]
@@ -141,7 +141,7 @@ class RowClosings:
         for mine, given in ((self._numbers, numbers), (self._ids, ids), (self._least, least)):
             mine.copy_(send_to_device(given, mine.device))
 
-    def select_rows(self, rows: Tensor) -> RowClosings:
+    def select_rows(self, rows: Tensor) -> ThoughtClosings:
         """Return the closings of the rows with the indices `rows`, which may repeat."""
         made = copy(self)
         made._numbers, made._ids = self._numbers[:, rows], self._ids[rows]
@@ -239,7 +239,7 @@ class StopFinder:
             return limit.reason
         return turned or (StopReason.DELIMITER if delimited else None)
 
-    def find_closing(self, row: Row) -> Closing | None:
+    def find_closing(self, row: Row) -> ThoughtClosing | None:
         """Return where and by which tokens a row's thought must end, from its budget in tokens.
 
         None without a budget, or if the row is outside a thought.
@@ -259,7 +259,7 @@ class StopFinder:
         least = len(marks.start) if drawn else 0
         at, soft = (start + max(least, math.ceil(share * budget)) for share in (1, _SOFTENS))
         message = self._codec.encode(step.close_message)
-        return Closing(at, (*message, *marks.end), soft, marks.end[0], step.soft_close)
+        return ThoughtClosing(at, (*message, *marks.end), soft, marks.end[0], step.soft_close)
 
     @staticmethod
     def _find_thought_boundary(

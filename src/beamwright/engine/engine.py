@@ -17,7 +17,7 @@ from beamwright.engine.decisions import make_plan
 from beamwright.engine.executor import Executor
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
 from beamwright.protocols import (
@@ -43,7 +43,7 @@ class Engine:
 
     _executor: Executor
     _schedule: SchedulePolicy
-    _accounting: Accounting
+    _phase_timer: PhaseTimer
     clock: Callable[[], float] = time.perf_counter
     # Measurements of earlier runs, from which the engine decides whether speculation pays.
     payoff: Payoff = field(default_factory=Payoff)
@@ -138,7 +138,7 @@ class Engine:
             running = self._writer.running_nodes
             waiting = tuple(node for run in runs for node in run.round.open if node not in running)
         if waiting:
-            with self._accounting.phase("schedule"):
+            with self._phase_timer.phase("schedule"):
                 plan = make_plan(self._schedule, self._writer.view(waiting))
                 self._writer.submit(split_by_priority(plan, self._live.values()))
             self._plan_is_stale = False
@@ -190,7 +190,7 @@ class Engine:
             return
         if not run.unjudged_candidates():  # these are extended within the same round
             run.tree.rounds += 1
-        run.record_payoff(self.payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
+        run.record_payoff(self.payoff, self._phase_timer.counts.copy(), alone=len(self._live) == 1)
         run.save_round()
         self._select(run)
 
@@ -201,7 +201,7 @@ class Engine:
         tree = run.tree
         candidates = tuple(tree.candidates())
         with self._fails_alone(run):
-            with self._accounting.phase("schedule"):
+            with self._phase_timer.phase("schedule"):
                 actions = run.decide()
             run.apply(actions)
         if run.error is not None:
@@ -216,7 +216,7 @@ class Engine:
         if tree.done:
             self._close(run)
         else:
-            run.begin_round(self._accounting.counts.copy())
+            run.begin_round(self._phase_timer.counts.copy())
             self._plan_is_stale = self._speculation_is_stale = True
         if run.on_round is not None and (candidates or tree.rounds > 0):
             run.on_round(report)
@@ -263,7 +263,7 @@ class Engine:
                     if writer.speculation == "truncate":
                         prospects = [replace(prospect, children=1) for prospect in prospects]
                     self._speculative_of[run] = [
-                        (prospect.potential, run.speculative.open_children(prospect))
+                        (prospect.potential, run.speculative.create_children(prospect))
                         for prospect in prospects
                     ]
         likely = [pair for run in self._live.values() for pair in self._speculative_of[run]]

@@ -1,8 +1,8 @@
 """Executors: run the generator's batch and the verifiers on one device, in turn or concurrently.
 
-With a plain `Lane` the executor does one piece of work at a time, and scores first. It is the
-specification of the executor with verifier threads, and of the simulator's executor. Threads change
-only when scores arrive, never their values (decoupled tree exploration, sections 5 and
+With a plain `VerifierLane` the executor does one piece of work at a time, and scores first. It is
+the specification of the executor with verifier threads, and of the simulator's executor. Threads
+change only when scores arrive, never their values (decoupled tree exploration, sections 5 and
 9.1.2).
 """
 
@@ -20,8 +20,8 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS
 from beamwright.cores import num_cores
 from beamwright.counters import Progress
-from beamwright.engine.scoring import MEMORY_ADVICE, Scoring, remaining_batch
-from beamwright.engine.timeline import Accounting, Timeline
+from beamwright.engine.scoring import MEMORY_ADVICE, VerifierCaller, remaining_batch
+from beamwright.engine.timeline import PhaseTimer, Timeline
 from beamwright.models.load import convert_memory_errors
 from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Event, StepWriter, Verifier, traits_of
@@ -39,7 +39,7 @@ PATIENCE_S = 1.0
 Models = Sequence[TreeModel | None]
 
 
-class Lane:
+class VerifierLane:
     """A verifier with its queue of batches, scored in order on the caller's thread, in `take`.
 
     patience_s: grace period for a call whose scores are no longer needed; None if calls surely end.
@@ -47,7 +47,7 @@ class Lane:
 
     patience_s: float | None = None
 
-    def __init__(self, scoring: Scoring, progress: Progress | None = None) -> None:
+    def __init__(self, scoring: VerifierCaller, progress: Progress | None = None) -> None:
         self.scoring, self._progress = scoring, progress or Progress()
 
     @property
@@ -99,16 +99,16 @@ class Executor:
     def __init__(
         self,
         writer: StepWriter,
-        lanes: Sequence[Lane],
+        lanes: Sequence[VerifierLane],
         stalled_s: Callable[[], float] = lambda: 0.0,
         progress: Progress | None = None,
     ) -> None:
         self.writer, self._stalled_s, self._progress = writer, stalled_s, progress or Progress()
         self.lanes, first = lanes, lanes[0]
         self.scores_patience_s = first.patience_s
-        self._lane_of: dict[Node, Lane] = {}  # by the root of the tree
-        self._accounting, self._timeline = first.scoring.accounting, first.scoring.timeline
-        self._groups_before = writer.counts.groups - self._accounting.counts.groups
+        self._lane_of: dict[Node, VerifierLane] = {}  # by the root of the tree
+        self._phase_timer, self._timeline = first.scoring.phase_timer, first.scoring.timeline
+        self._groups_before = writer.counts.groups - self._phase_timer.counts.groups
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         """Queue finished steps of one tree for scoring; larger priorities are scored first.
@@ -179,17 +179,17 @@ class Executor:
         number = self.writer.counts.groups - self._groups_before
         with (
             convert_memory_errors("a round cannot be finished (decode)", MEMORY_ADVICE),
-            self._accounting.phase("decode", self._stalled_s),
+            self._phase_timer.phase("decode", self._stalled_s),
             self._timeline.span("decode", "compute", group=number) as facts,
         ):
             events = list(self.writer.iterate())
             if (rows := self.writer.last_rows) is not None:
                 facts["open_rows"], facts["rows_ahead"] = rows
-        self._accounting.counts.groups = self.writer.counts.groups - self._groups_before
+        self._phase_timer.counts.groups = self.writer.counts.groups - self._groups_before
         return events
 
 
-class VerifierWorker(Lane):
+class VerifierWorker(VerifierLane):
     """A verifier with a thread of its own, which scores batches in order.
 
     The thread starts with the first batch. Only this thread calls the verifier and uses its model,
@@ -205,7 +205,7 @@ class VerifierWorker(Lane):
 
     def __init__(
         self,
-        scoring: Scoring,
+        scoring: VerifierCaller,
         stream: torch.cuda.Stream | None = None,
         patience_s: float | None = None,
         changed: threading.Condition | None = None,
@@ -307,7 +307,7 @@ class VerifierWorker(Lane):
     def _abandon_thread(self) -> None:
         """Let the thread run on unattended: ignore its result, and stop timing its call."""
         if self._thread is not None and self._current:
-            self.scoring.accounting.abandon_thread(self._thread.ident)
+            self.scoring.phase_timer.abandon_thread(self._thread.ident)
         self._thread, self._current, self._unneeded_since_s = None, (), None
         self.changed.notify_all()
 
@@ -360,7 +360,7 @@ def make_executor(
     settings: ScheduleSettings,
     writer: StepWriter,
     verifiers: Sequence[Verifier],
-    accounting: Accounting,
+    phase_timer: PhaseTimer,
     models: Models,
     timeline: Timeline,
     progress: Progress,
@@ -370,17 +370,17 @@ def make_executor(
     """Create the executor of a run, with one lane or worker per verifier.
 
     models: the generator's model (None if it is remote), then the verifiers' models, if any.
-    beside: True if each verifier gets a thread, see `gets_thread`.
+    beside: True if each verifier gets a thread, see `has_own_thread`.
     """
     generator, *scorers = models
     most_steps = STEPS_TOGETHER[settings.explore] if scorers else 1
 
-    def scoring(number: int, stalls: Models) -> Scoring:
+    def scoring(number: int, stalls: Models) -> VerifierCaller:
         stalled_s = partial(_stalled_s, stalls)
-        return Scoring(verifiers[number], accounting, stalled_s, timeline, most_steps)
+        return VerifierCaller(verifiers[number], phase_timer, stalled_s, timeline, most_steps)
 
     if not beside:
-        lane = Lane(scoring(0, models), progress)
+        lane = VerifierLane(scoring(0, models), progress)
         return Executor(writer, [lane], partial(_stalled_s, models), progress)
     # A user's verifier has no model; it runs on the generator's stream that decoding does not use.
     stream_models, patience_s = (scorers, None) if scorers else ([generator], PATIENCE_S)
@@ -401,7 +401,7 @@ def _stalled_s(models: Models) -> float:
     return sum(model.store.stall_s for model in models if model is not None)
 
 
-def gets_thread(
+def has_own_thread(
     settings: ScheduleSettings,
     verifier: Verifier,
     models: Models,

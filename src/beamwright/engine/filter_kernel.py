@@ -2,22 +2,22 @@
 
 All three filters keep the first tokens in the order of `sampling.filter_logits`: larger logits
 first, and among equal ones the lower id. The kept tokens of a row are therefore given by a
-*border*: the smallest value that is kept, and the last kept id among tokens of that value.
-`draw_kernel` samples from the tokens that the border keeps.
+*threshold*: the smallest value that is kept, and the last kept id among tokens of that value.
+`draw_kernel` samples from the tokens that the threshold keeps.
 
-Bisection finds the border on the bits of the logits, ordered as integers. It counts how many tokens
-reach a value (top-k), or how much mass reaches it (top-p). The first search is among the maxima of
-groups of 32 tokens: if k groups reach a value, at least k tokens do. The few tokens from that value
-on are collected and searched. If they are many (a flat row, a very large k), the whole row is
-searched. One program per row and piece finds the group maxima, and one program per row does the
-rest.
+Bisection finds the threshold on the bits of the logits, ordered as integers. It counts how many
+tokens reach a value (top-k), or how much mass reaches it (top-p). The first search is among the
+maxima of groups of 32 tokens: if k groups reach a value, at least k tokens do. The few tokens from
+that value on are collected and searched. If they are many (a flat row, a very large k), the whole
+row is searched. One program per row and piece finds the group maxima, and one program per row does
+the rest.
 
 Masses are integers, in units of 2^-40 of the most likely token's mass. Their sums do not depend on
-an order, so a row's border depends on its logits alone. Top-p keeps a token if the tokens before it
-have less mass than the share top_p of all mass that top-k kept (without top-k, of a float32 sum
-over the row's pieces). The reference in `sampling` sums rounded probabilities instead. A border may
-differ from the reference only if a sum is within rounding of top-p, or a quotient within rounding
-of min-p.
+an order, so a row's threshold depends on its logits alone. Top-p keeps a token if the tokens before
+it have less mass than the share top_p of all mass that top-k kept (without top-k, of a float32 sum
+over the row's pieces). The reference in `sampling` sums rounded probabilities instead. A threshold
+may differ from the reference only if a sum is within rounding of top-p, or a quotient within
+rounding of min-p.
 
 This module does not postpone annotations, because Triton reads `tl.constexpr` from them.
 """
@@ -29,7 +29,7 @@ from torch import Tensor
 
 PIECE_TOKENS = 2048  # tokens of a program of `find_maxima`
 GROUP_TOKENS = 32  # tokens of a group, whose maximum is kept
-CHUNK_TOKENS = 1024  # tokens that `find_borders` reads at a time
+CHUNK_TOKENS = 1024  # tokens that `find_thresholds` reads at a time
 ROOM = 4096  # maximum number of collected tokens
 # Without `maxnreg` the assembler spills registers, to fit three programs per multiprocessor.
 HOW = {"num_warps": 8} | ({} if torch.version.hip else {"maxnreg": 128})
@@ -87,11 +87,11 @@ def _weight(logit, counts, highest, heat):
 @triton.jit
 def _sum_reaching(values, size, least, counts, highest, heat, CHUNK: tl.constexpr):
     """Return the number of logits at or above `least` (if `counts`), or else their mass."""
-    reached, border = tl.zeros([CHUNK], tl.int64), order_value(least, heat)
+    reached, threshold = tl.zeros([CHUNK], tl.int64), order_value(least, heat)
     for start in tl.range(0, size, CHUNK, loop_unroll_factor=2):  # loads overlap
         place = start + tl.arange(0, CHUNK)
         logit = tl.load(values + place, place < size, other=float("-inf"))
-        reaches = (place < size) & (order_value(logit, heat) >= border)
+        reaches = (place < size) & (order_value(logit, heat) >= threshold)
         reached += tl.where(reaches, _weight(logit, counts, highest, heat), 0)
     return tl.sum(reached, axis=0)
 
@@ -163,20 +163,20 @@ def _collect_tokens(
 
 
 @triton.jit
-def _last_kept(values, size, border, wanted, highest, heat, CHUNK: tl.constexpr):
-    """Return the index of the last token at `border` with less than `wanted` mass before it."""
+def _last_kept(values, size, threshold, wanted, highest, heat, CHUNK: tl.constexpr):
+    """Return the index of the last token at `threshold` with less than `wanted` mass before it."""
     above = tl.zeros([CHUNK], tl.int64)
     for start in range(0, size, CHUNK):
         place = start + tl.arange(0, CHUNK)
         logit = tl.load(values + place, place < size, other=float("-inf"))
-        over = (place < size) & (order_value(logit, heat) > border)
+        over = (place < size) & (order_value(logit, heat) > threshold)
         above += tl.where(over, _weight(logit, False, highest, heat), 0)
     before, last = tl.sum(above, axis=0), -1
     for start in range(0, size, CHUNK):
         place = start + tl.arange(0, CHUNK)
         here = place < size
         logit = tl.load(values + place, here, other=float("-inf"))
-        equal = here & (order_value(logit, heat) == border)
+        equal = here & (order_value(logit, heat) == threshold)
         mass = tl.where(equal, _weight(logit, False, highest, heat), 0)
         kept = equal & (before + tl.cumsum(mass, axis=0) - mass < wanted)
         last = tl.maximum(last, tl.max(tl.where(kept, place, -1), axis=0))
@@ -214,13 +214,13 @@ def find_maxima(
 
 
 @triton.jit
-def _find_border(
+def _find_threshold(
     logits, values, ids, total, highest, heat, top_k, top_p, num_tokens, num_groups,
     GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr, UNUSED: tl.constexpr,
 ):  # fmt: skip
-    """Return the border of top-k and top-p of a row that has at least one of them.
+    """Return the threshold of top-k and top-p of a row that has at least one of them.
 
-    The border is the smallest kept value, and the last kept id of that value. total: the mass of
+    The threshold is the smallest kept value, and the last kept id of that value. total: the mass of
     all tokens.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
@@ -244,8 +244,8 @@ def _find_border(
     if top_p < float("inf"):
         wanted = _mass_share(total, top_p)
         key = _search(searched, size, wanted, False, key, highest, heat, UNUSED, CHUNK)
-        border = order_value(_value(key, dtype, UNUSED), heat)
-        last = _last_kept(searched, size, border, wanted, highest, heat, CHUNK)
+        threshold = order_value(_value(key, dtype, UNUSED), heat)
+        last = _last_kept(searched, size, threshold, wanted, highest, heat, CHUNK)
         if (last >= 0) & (is_whole == 0):
             last = tl.load(searched_ids + last)
     return order_value(_value(key, dtype, UNUSED), heat), last
@@ -272,20 +272,20 @@ def _min_p_key(min_p, highest, heat, UNUSED: tl.constexpr):
 
 
 @triton.jit
-def find_borders(
-    logits, greedy, temperature, top_k, top_p, min_p, values, ids, masses, borders, lasts,
+def find_thresholds(
+    logits, greedy, temperature, top_k, top_p, min_p, values, ids, masses, thresholds, lasts,
     num_tokens, row_stride, stride, num_pieces, num_groups,
     PIECES: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, CHUNK: tl.constexpr,
     UNUSED: tl.constexpr,
 ):  # fmt: skip
-    """Find the border of each row, with one program per row.
+    """Find the threshold of each row, with one program per row.
 
     values, ids [rows, groups + ROOM]: the groups' maxima, then space for collected tokens.
-    borders [rows] float32: output, border values of `order_value`; minus infinity without filters.
-    lasts [rows]: output, last kept id among tokens of the border value.
+    thresholds [rows] float32: output, values of `order_value`; minus infinity without filters.
+    lasts [rows]: output, last kept id among tokens of the threshold value.
     """
     row = tl.program_id(0)
-    border, last = tl.cast(float("-inf"), tl.float32), tl.cast(num_tokens, tl.int32)
+    threshold, last = tl.cast(float("-inf"), tl.float32), tl.cast(num_tokens, tl.int32)
     if has_filters(row, greedy, top_k, top_p, min_p):
         heat, most, share = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
         logits += row.to(tl.int64) * row_stride
@@ -299,27 +299,27 @@ def find_borders(
         mass = tl.where(largest > float("-inf"), mass * _share(largest, highest, heat), 0.0)
         total = (tl.sum(mass, axis=0) * _ONE).to(tl.int64)
         if (most > 0) | (share < float("inf")):
-            border, last = _find_border(
+            threshold, last = _find_threshold(
                 logits, values, ids, total, highest, heat, most, share, num_tokens, num_groups,
                 GROUP, ROOM, CHUNK, UNUSED,
             )  # fmt: skip
         floor = _min_p_key(tl.load(min_p + row), highest, heat, UNUSED)
         floor = order_value(_value(floor, logits.dtype.element_ty, UNUSED), heat)
-        if floor > border:
-            border, last = floor, tl.cast(num_tokens, tl.int32)
-    tl.store(borders + row, border)
+        if floor > threshold:
+            threshold, last = floor, tl.cast(num_tokens, tl.int32)
+    tl.store(thresholds + row, threshold)
     tl.store(lasts + row, last)
 
 
 _UNUSED = {torch.bfloat16: 16, torch.float16: 13}  # low float32 bits that these types lack
 
 
-def compute_borders(
+def compute_thresholds(
     logits: Tensor, greedy: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return which tokens top-k, top-p and min-p keep: borders [rows] and last kept ids [rows].
+    """Return which tokens top-k, top-p and min-p keep: thresholds [rows] and last kept ids [rows].
 
-    A row keeps tokens whose `order_value` is above its border, and equal ones up to the last id.
+    A row keeps tokens whose `order_value` is above its threshold, and equal ones up to the last id.
 
     logits: [rows, tokens] of any float type; the tokens of a row are contiguous.
     greedy: [rows]. The other parameters are [rows, 1], as in `sampling.RowSampling`.
@@ -331,16 +331,16 @@ def compute_borders(
     values = torch.empty(num_rows, size, dtype=logits.dtype, device=device)
     ids = torch.empty(num_rows, size, dtype=torch.int32, device=device)
     masses = torch.empty(num_rows, num_pieces, 2, device=device)
-    borders = torch.empty(num_rows, device=device)
+    thresholds = torch.empty(num_rows, device=device)
     lasts = torch.empty(num_rows, dtype=torch.int32, device=device)
     rows = greedy, temperature, top_k, top_p, min_p
     find_maxima[(num_rows, num_pieces)](
         logits, *rows, values, masses, num_tokens, logits.stride(0), size,
         TOKENS=PIECE_TOKENS, GROUP=GROUP_TOKENS,
     )  # fmt: skip
-    find_borders[(num_rows,)](
-        logits, *rows, values, ids, masses, borders, lasts, num_tokens, logits.stride(0), size,
+    find_thresholds[(num_rows,)](
+        logits, *rows, values, ids, masses, thresholds, lasts, num_tokens, logits.stride(0), size,
         num_pieces, num_groups, PIECES=triton.next_power_of_2(num_pieces), GROUP=GROUP_TOKENS,
         ROOM=ROOM, CHUNK=CHUNK_TOKENS, UNUSED=_UNUSED.get(logits.dtype, 0), **HOW,
     )  # fmt: skip
-    return borders, lasts
+    return thresholds, lasts

@@ -33,7 +33,7 @@ def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
     return settings.model_copy(update={"model": model})
 
 
-class Prompts:
+class PromptRenderer:
     """Factory of search trees: it renders problems for one generator.
 
     codec: the tokenizer; None if the model has none.

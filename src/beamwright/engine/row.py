@@ -1,6 +1,6 @@
 """Rows of the running batch (vLLM: sequences): one step being decoded, its settings and its KV.
 
-It also defines `Rows`, the interface between the batch and the model.
+It also defines `RowRunner`, the interface between the batch and the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_DELIMITER = 256  # bytes
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingSettings:
     """Settings that, with the model, the prompt and the lineages, decide a tree's tokens."""
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -44,19 +44,19 @@ class Decoding:
     seed: int = 0
 
 
-class TreeDecodings:
-    """Map from each tree's root to its `Decoding`.
+class TreeDecodingSettings:
+    """Map from each tree's root to its `DecodingSettings`.
 
     default: the settings of trees without settings of their own.
     marks: the token sequences that begin and end the model's thoughts; None if the model has no
         thoughts.
     """
 
-    def __init__(self, default: Decoding, marks: ThoughtMarks | None = None) -> None:
+    def __init__(self, default: DecodingSettings, marks: ThoughtMarks | None = None) -> None:
         self.default, self.marks = default, marks
-        self._by_root: dict[Node, Decoding] = {}
+        self._by_root: dict[Node, DecodingSettings] = {}
 
-    def set(self, root: Node, decoding: Decoding) -> None:
+    def set(self, root: Node, decoding: DecodingSettings) -> None:
         """Set the settings of a tree before its first step.
 
         Raises:
@@ -68,7 +68,7 @@ class TreeDecodings:
             raise InputError(f"a request's delimiter must have at most {_LONGEST_DELIMITER} bytes")
         self._by_root[root] = decoding
 
-    def of(self, node: Node) -> Decoding:
+    def of(self, node: Node) -> DecodingSettings:
         """Return the settings of a node's tree."""
         return self._by_root.get(node.root, self.default) if self._by_root else self.default
 
@@ -101,7 +101,7 @@ class GeneratorState:
     drawn_from: Sequence[Any] = ()
     row: Row | None = None  # the unfinished step of a node that is being decoded or was preempted
     extended: bool = False  # True once a row below the node was admitted
-    path: Path | None = None  # cache of `path_to`, once the node is complete
+    path: Path | None = None  # cache of `node_kv_path`, once the node is complete
 
     @property
     def place(self) -> str | None:
@@ -109,20 +109,20 @@ class GeneratorState:
         return self.segment.place
 
 
-def state_of(node: Node) -> GeneratorState | None:
+def get_generator_state(node: Node) -> GeneratorState | None:
     """Return the generator's state of a node; None if the node has no segment."""
     state: GeneratorState | None = node.handles.get(OWNER)
     return state
 
 
-def path_to(node: Node | None) -> Path:
+def node_kv_path(node: Node | None) -> Path:
     """Return the KV segments of a path, from the root to `node` itself."""
     if node is None:
         return ()
-    state = state_of(node)
+    state = get_generator_state(node)
     if state is not None and state.path is not None:
         return state.path
-    path = path_to(node.above)
+    path = node_kv_path(node.above)
     if state is not None and state.segment.length:
         path = (*path, PathPart(state.segment, state.segment.length))
     if state is not None and state.hidden is not None:  # node and ancestors will not change
@@ -130,9 +130,9 @@ def path_to(node: Node | None) -> Path:
     return path
 
 
-def kv_path(node: Node) -> Path:
+def row_kv_path(node: Node) -> Path:
     """Return the KV segments that attention reads while `node` is decoded, its own included."""
-    path, state = path_to(node.parent), state_of(node)
+    path, state = node_kv_path(node.parent), get_generator_state(node)
     if state is None or state.row is None or not state.segment.length:
         return path
     return (*path, PathPart(state.segment, state.segment.length, own=True))
@@ -140,11 +140,11 @@ def kv_path(node: Node) -> Path:
 
 def has_all_kv(node: Node | None) -> bool:
     """Return True if all tokens of a node have KV, so that its children can be decoded."""
-    state = None if node is None else state_of(node)
+    state = None if node is None else get_generator_state(node)
     return state is not None and state.hidden is not None
 
 
-def create_state(node: Node, cache: CacheManager) -> GeneratorState:
+def create_generator_state(node: Node, cache: CacheManager) -> GeneratorState:
     """Create a node's empty segment and its state. The segment is named by the node's lineage."""
     segment = cache.create(".".join(map(str, node.lineage)), node.start)
     state = node.handles[OWNER] = GeneratorState(segment)
@@ -165,7 +165,7 @@ class Row:
 
     node: Node
     segment: Segment
-    decoding: Decoding
+    decoding: DecodingSettings
     first_limit: RowLimit  # the step's limit; if it is no thought, `limit_outside_thought` counts
     group: int = 0  # number of the group in which the schedule's plan submitted the node
     thought: bool | None = False  # True if the step is in a thought; None until its tokens show it
@@ -231,7 +231,7 @@ class Row:
         These are the segments of the row's path, and its own.
         """
         return {
-            **dict.fromkeys(segments_read(kv_path(self.node)), 1),
+            **dict.fromkeys(segments_read(row_kv_path(self.node)), 1),
             **for_all_groups({self.segment: 1}),
         }
 
@@ -291,10 +291,10 @@ class Row:
         A dropped segment is then computed again by prefill.
         """
         stored = tuple(self.tokens[: self.segment.length])
-        self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
+        self.segment.source = Source(node_kv_path(self.node.parent), stored, self.node.start)
 
 
-def open_rows(rows: Sequence[Row]) -> list[Row]:
+def filter_open_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of nodes that selection has opened; all rows if every node is speculative.
 
     Only these rows decide when an iteration ends, because no round waits for speculative rows.
@@ -309,7 +309,7 @@ class IterationWork(NamedTuple):
     rows: int
 
 
-class Rows(Protocol):
+class RowRunner(Protocol):
     """Interface of the part that computes the batch: a model, or the lab's simulator.
 
     The caller decides the order of the rows: `admit` receives all rows that stay, in order.
@@ -340,8 +340,8 @@ class Rows(Protocol):
     ) -> IterationWork:
         """Decode up to `max_tokens` tokens of every row.
 
-        The iteration ends one token after `enough` of the `open_rows` have stopped, or when all
-        open rows are done. The pass after a row's last token forwards that token and sets
+        The iteration ends one token after `enough` open rows (`filter_open_rows`) have stopped, or
+        when all open rows are done. The pass after a row's last token forwards that token and sets
         `Row.hidden`, unless the path has ended.
 
         goes_on: True if no row waits to join, so that the next iteration's first pass may be

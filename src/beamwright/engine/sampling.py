@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.kernels import why_no_kernels
-from beamwright.engine.endings import Closing, RowClosings
+from beamwright.engine.endings import ThoughtClosing, ThoughtClosings
 from beamwright.engine.noise import (
     Logits,
     RowSampler,
@@ -45,7 +45,7 @@ _AT_A_TIME = 16  # rows ranked at once; few, because int64 keys take twice the l
 # --- parameters -----------------------------------------------------------------------------------
 
 
-class Ways(NamedTuple):
+class SamplingFlags(NamedTuple):
     """Flags that say which parts of sampling to compute: those that some row of the batch needs.
 
     draws: some row samples randomly. is_greedy: some row takes its most likely token.
@@ -78,8 +78,8 @@ class RowSampling:
         self.top_k = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
         self._numbers = torch.ones(3, num_rows, 1, device=device)
         self.temperature, self.top_p, self.min_p = self._numbers
-        self.closings = RowClosings(num_rows, device)
-        self.ways = Ways(True, False, 0, False, False)
+        self.closings = ThoughtClosings(num_rows, device)
+        self.flags = SamplingFlags(True, False, 0, False, False)
 
     @classmethod
     def of(cls, rows: Sequence[SamplingSettings], device: torch.device) -> RowSampling:
@@ -92,7 +92,7 @@ class RowSampling:
         self,
         rows: Sequence[SamplingSettings],
         greedy: Sequence[bool],
-        closings: Sequence[Closing | None] = (),
+        closings: Sequence[ThoughtClosing | None] = (),
     ) -> None:
         """Copy the settings of all rows to the device.
 
@@ -103,7 +103,7 @@ class RowSampling:
         likeliest = [g or row.temperature == 0 for row, g in zip(rows, greedy, strict=True)]
         drawing = {id(row): row for row, g in zip(rows, likeliest, strict=True) if not g}.values()
         top_k = max((row.top_k or 0 for row in drawing), default=0)
-        self.ways = Ways(
+        self.flags = SamplingFlags(
             draws=bool(drawing),
             is_greedy=any(likeliest),
             # Rounded up to a power of two, so that few different passes are captured.
@@ -160,8 +160,9 @@ def confidence(logprobs: Tensor) -> Tensor:
 
 
 def sampling_mass(
-    ways: Ways, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> Tensor:
+    flags: SamplingFlags, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor,
+    min_p: Tensor,
+) -> Tensor:  # fmt: skip
     """Return the log [rows] of the sum of p ** (1 / temperature) over the tokens that may be drawn.
 
     p is a token's probability at temperature 1. A drawn token's log-probability under the sampling
@@ -170,7 +171,7 @@ def sampling_mass(
     logits: [rows, tokens]; the parameters are those of `RowSampling`.
     """
     scaled = logits.float().log_softmax(-1) / temperature
-    return filter_logits(scaled, ways, top_k, top_p, min_p).logsumexp(-1)
+    return filter_logits(scaled, flags, top_k, top_p, min_p).logsumexp(-1)
 
 
 # Statistics by name: functions from log-probabilities [rows, tokens] to values [rows].
@@ -277,19 +278,19 @@ class Sampler:
         """
         rows = (known := logits[:, : self.num_tokens], keys, positions, *how.tensors)
         if self._by_row:
-            tokens, logprobs = self._sample_by_row(how.ways, unread, rows)
+            tokens, logprobs = self._sample_by_row(how.flags, unread, rows)
         elif self._fused is None:
             tokens, logprobs = apply_in_tiles(
-                self._tile_rows, partial(self._sample, how.ways), *rows
+                self._tile_rows, partial(self._sample, how.flags), *rows
             )
         else:
-            tokens, logprobs = self._fused(*(rows if how.ways.filters else rows[:5]))
-        if how.ways.closes:
+            tokens, logprobs = self._fused(*(rows if how.flags.filters else rows[:5]))
+        if how.flags.closes:
             return how.closings.apply_closings(known, positions, tokens, logprobs)
         return tokens, logprobs
 
     def _sample_by_row(
-        self, ways: Ways, unread: Collection[int], rows: Sequence[Tensor]
+        self, flags: SamplingFlags, unread: Collection[int], rows: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         logits, keys, positions, *parameters = rows
         words = torch.stack(row_words(keys, positions), dim=1).tolist()
@@ -301,7 +302,7 @@ class Sampler:
             return [self._sample_row(logits[row], words[row], *numbers[row]) for row in share]
 
         # Top-p sums whole rows, and torch uses all threads for that.
-        threads = 1 if ways.top_p else min(torch.get_num_threads(), len(read) // _ROWS_OF_THREAD)
+        threads = 1 if flags.top_p else min(torch.get_num_threads(), len(read) // _ROWS_OF_THREAD)
         if threads > 1:
             # One task per thread, because one per row would cost 4 % of a small model's pass.
             shares = [read[first::threads] for first in range(threads)]
@@ -316,7 +317,7 @@ class Sampler:
                 chosen[row], logprobs[row] = pair
                 continue
             one, is_greedy = slice(row, row + 1), numbers[row][0]
-            alone = ways._replace(is_greedy=is_greedy, draws=not is_greedy)
+            alone = flags._replace(is_greedy=is_greedy, draws=not is_greedy)
             chosen[one], logprobs[one] = self._sample(alone, *(values[one] for values in rows))
         return chosen, logprobs
 
@@ -339,7 +340,7 @@ class Sampler:
 
     def _sample(
         self,
-        ways: Ways,
+        flags: SamplingFlags,
         logits: Tensor,
         keys: Tensor,
         positions: Tensor,
@@ -348,12 +349,12 @@ class Sampler:
         *filters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         logits = logits.float()
-        if not ways.draws:
+        if not flags.draws:
             chosen = logits.argmax(-1)
         else:
-            allowed = filter_logits(logits / temperature, ways, *filters)
+            allowed = filter_logits(logits / temperature, flags, *filters)
             chosen = gumbel_noise(keys, positions, self._spread).add_(allowed).argmax(-1)
-            if ways.is_greedy:
+            if flags.is_greedy:
                 chosen = torch.where(greedy, logits.argmax(-1), chosen)
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
@@ -370,7 +371,7 @@ class Sampler:
             parameters = how.tensors[1:]
             rows = logits[: len(how.greedy), : self.num_tokens], *parameters
             mass[SAMPLING_MASS] = apply_in_tiles(
-                self._tile_rows, lambda *rows: (sampling_mass(how.ways, *rows),), *rows
+                self._tile_rows, lambda *rows: (sampling_mass(how.flags, *rows),), *rows
             )[0]
         if not self._stats:
             return mass
@@ -384,25 +385,25 @@ class Sampler:
 
 
 def filter_logits(
-    scaled: Tensor, ways: Ways, top_k: Tensor, top_p: Tensor, min_p: Tensor
+    scaled: Tensor, flags: SamplingFlags, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
     """Apply top-k, top-p and min-p, in this order: return logits with -inf for removed tokens.
 
     scaled: logits [rows, tokens] divided by the temperature.
     top_k, top_p, min_p: [rows, 1]; top_k 0 keeps all tokens.
     """
-    if ways.likeliest:
-        ranked = scaled.topk(min(ways.likeliest, scaled.shape[1]), dim=-1).values
+    if flags.likeliest:
+        ranked = scaled.topk(min(flags.likeliest, scaled.shape[1]), dim=-1).values
         least = ranked.gather(1, (top_k - 1).clamp(0, ranked.shape[1] - 1))
         scaled = scaled.masked_fill((scaled < least) & (top_k > 0), float("-inf"))
-    if ways.top_p:
+    if flags.top_p:
         ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
         probs = ordered.softmax(-1)
         outside = probs.cumsum(-1) - probs >= top_p
         scaled = scaled.masked_fill(
             torch.zeros_like(outside).scatter(1, index, outside), float("-inf")
         )
-    if ways.min_p:
+    if flags.min_p:
         floor = scaled.softmax(-1).amax(-1, keepdim=True) * min_p
         scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
     return scaled

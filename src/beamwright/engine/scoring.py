@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from beamwright.engine.decisions import policy_name
-from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
+from beamwright.engine.timeline import NullTimeline, PhaseTimer, Timeline
 from beamwright.errors import BeamwrightError, CapacityError, InputError, LinkError, NotFiniteError
 from beamwright.models.load import convert_memory_errors
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier, traits_of
@@ -85,7 +85,7 @@ class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
 
 
 @dataclass(frozen=True)
-class Judged:
+class VerifyEveryRule:
     """Predicate on nodes: is this step given to the verifier (`--verify-every`)?
 
     True for every `every`-th step that the verifier sees of a reply, and for the step that ends
@@ -99,7 +99,7 @@ class Judged:
     sees: Sees = "answer"
 
     @classmethod
-    def for_verifier(cls, verifier: Verifier, every: int) -> Judged:
+    def for_verifier(cls, verifier: Verifier, every: int) -> VerifyEveryRule:
         """Create the predicate for `verifier`.
 
         Raises:
@@ -131,7 +131,7 @@ def remaining_batch(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node
     return left if any(not node.speculative for node in left) else None
 
 
-class Scoring:
+class VerifierCaller:
     """Caller of a verifier: it queues steps, times calls, and turns scores into events.
 
     One thread at a time may call it.
@@ -142,13 +142,13 @@ class Scoring:
     def __init__(
         self,
         verifier: Verifier,
-        accounting: Accounting,
+        phase_timer: PhaseTimer,
         stalled_s: Callable[[], float] = lambda: 0.0,
         timeline: Timeline | None = None,
         most_steps: int = 1,
     ) -> None:
         self._verifier, self._traits = verifier, traits_of(verifier)
-        self.accounting, self._stalled_s = accounting, stalled_s
+        self.phase_timer, self._stalled_s = phase_timer, stalled_s
         self.queue, self.timeline = ScoringQueue(most_steps), timeline or NullTimeline()
         self._failed: set[Node] = set()
         self._without_room: set[Node] = set()
@@ -205,13 +205,13 @@ class Scoring:
         try:
             with (
                 convert_memory_errors("a round cannot be finished (verify)", MEMORY_ADVICE),
-                self.accounting.phase("verify", self._stalled_s),
+                self.phase_timer.phase("verify", self._stalled_s),
                 self.timeline.span("verify", "verify", steps=len(nodes)),
             ):
                 scores = self._verifier.score(nodes)
             self._without_room.difference_update(nodes)
             tokens = sum(len(node.token_ids) for node in nodes)
-            self.accounting.add(verifier_calls=1, scored_steps=len(nodes), scored_tokens=tokens)
+            self.phase_timer.add(verifier_calls=1, scored_steps=len(nodes), scored_tokens=tokens)
             return [*make_score_events(self._verifier, nodes, scores)]
         except LinkError:
             raise

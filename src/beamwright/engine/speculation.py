@@ -50,7 +50,7 @@ class SpeculativeChildren:
         """Yield all children, parents first."""
         return (node for children in self._children.values() for node in children.values())
 
-    def open_children(self, prospect: Prospect) -> list[Node]:
+    def create_children(self, prospect: Prospect) -> list[Node]:
         """Return the children that a prospect would get and that are not decoded yet.
 
         Missing children are created.

@@ -1,4 +1,4 @@
-"""MovingSplit: divide one KV memory between generator and verifier, anew during the search."""
+"""KVBudgetSplit: divide one KV memory between generator and verifier, anew during the search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beamwright.tree import Node
 _FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
 
 
-class MovingSplit:
+class KVBudgetSplit:
     """Division of one device memory between the KV budgets of two models.
 
     The model that runs next gets the bytes that it needs, as far as possible. The idle model's KV
@@ -75,7 +75,7 @@ class MovingSplit:
                 needed = _need_bytes(self._verifier, [_tokens_of(n) + 1 for n in scoring])
                 self._make_room(self._verifier, self._generator, needed, scoring, beams)
             else:
-                step_tokens = step_tokens_of(beams)
+                step_tokens = expected_step_tokens(beams)
                 needed = _need_bytes(self._generator, [step_tokens] * len(beams))
                 self._make_room(self._generator, self._verifier, needed, beams, beams)
 
@@ -149,7 +149,7 @@ def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
     return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block
 
 
-def step_tokens_of(beams: Sequence[Node]) -> int:
+def expected_step_tokens(beams: Sequence[Node]) -> int:
     """Return the expected step length: the mean of the previous round, plus half a block."""
     steps = [node.parent for node in beams if node.parent is not None]
     lengths = [len(step.token_ids) for step in steps if step.parent is not None]

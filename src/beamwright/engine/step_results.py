@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from beamwright.engine.capacity import ITERATION_TOKENS
 from beamwright.engine.endings import StopFinder
 from beamwright.engine.noise import stack_keys
-from beamwright.engine.row import Row, open_rows
-from beamwright.engine.sampling import RowSampling, Ways
+from beamwright.engine.row import Row, filter_open_rows
+from beamwright.engine.sampling import RowSampling, SamplingFlags
 from beamwright.kv.streams import send_to_device
 from beamwright.models.prefill_passes import Numbers, Replay
 from beamwright.tree import TopTokens
@@ -98,9 +98,9 @@ class PassBuffers:
         return held[self._first + since : self._first + until]
 
     @property
-    def ways(self) -> tuple[Ways, bool]:
+    def pass_flags(self) -> tuple[SamplingFlags, bool]:
         """Optional parts of a pass that these rows need; part of the key of a captured pass."""
-        return self.sampling.ways, self.wants_top
+        return self.sampling.flags, self.wants_top
 
     def keep_results(self, **values: torch.Tensor) -> None:
         """Keep results of the current pass, by name [rows, ...]."""
@@ -115,7 +115,7 @@ class IterationResults:
     seen: for each pass that was read, the tokens [rows].
     used: for each place, the number of tokens up to the row's stop; 0 if the row had stopped
         before, or has not stopped.
-    num_awaited, num_stopped: number of `open_rows`, and how many of them have stopped.
+    num_awaited, num_stopped: number of open rows, and how many of them have stopped.
     hidden: final hidden states [pass, row, hidden] of the `num_passes` passes that were fetched.
     """
 
@@ -123,7 +123,7 @@ class IterationResults:
         self.rows, self._stops, self.seen = rows, stops, list[Numbers]()
         self.used = [0] * len(rows)
         self._ends: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] | None = None
-        counting = open_rows([row for row in rows if row is not None])
+        counting = filter_open_rows([row for row in rows if row is not None])
         self._awaited, self.num_awaited = frozenset(counting), len(counting)
         self.num_stopped = sum([row.stop is not None for row in counting])
 

@@ -1,4 +1,4 @@
-"""TensorRows: the model runner. It decodes the rows of the running batch on a device.
+"""TensorRowRunner: the model runner. It decodes the rows of the running batch on a device.
 
 For each token, one *pass* runs tensor operations at fixed addresses: forward, sampling, and a copy
 of the results into buffers. A pass can therefore be captured as a CUDA graph and replayed
@@ -17,12 +17,19 @@ import torch
 from beamwright.config import Settings
 from beamwright.counters import Progress
 from beamwright.engine.batch import RunningBatch
-from beamwright.engine.capacity import Capacity, WorkingMemory
-from beamwright.engine.draft_passes import DraftPasses, why_one_token_each
-from beamwright.engine.drafts import Drafts
+from beamwright.engine.capacity import BatchSizeLimit, RowManager
+from beamwright.engine.draft_passes import DraftPasses, why_no_drafts
+from beamwright.engine.drafts import DraftProposer
 from beamwright.engine.endings import StopFinder, cut_at_stop_string
 from beamwright.engine.graphs import make_replay
-from beamwright.engine.row import OWNER, Decoding, IterationWork, Row, TreeDecodings, path_to
+from beamwright.engine.row import (
+    OWNER,
+    DecodingSettings,
+    IterationWork,
+    Row,
+    TreeDecodingSettings,
+    node_kv_path,
+)
 from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, likeliest, samples_in_kernel
 from beamwright.engine.step_results import IterationResults, PassBuffers
 from beamwright.errors import InputError
@@ -39,14 +46,14 @@ from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
 
 
-class TensorRows:
-    """The `Rows` of a model: it runs passes, and writes sampled tokens to the rows.
+class TensorRowRunner:
+    """The `RowRunner` of a model: it runs passes, and writes sampled tokens to the rows.
 
     num_tokens: number of token ids that may be sampled; rows of the LM head beyond it have no text.
     token_stats: names of statistics to keep of every token's distribution (`sampling.TOKEN_STATS`).
     replay: runs captured passes; None: plain calls, with buffers that are freed with the rows.
     drafts: source of drafted tokens; None if passes compute one token per row
-        (`draft_passes.why_one_token_each`).
+        (`draft_passes.why_no_drafts`).
     keeps_states: keep the hidden states that tokens are sampled from (`GeneratorState.drawn_from`).
     """
 
@@ -56,7 +63,7 @@ class TensorRows:
         codec: TextCodec | None,
         token_stats: Collection[str] = (),
         replay: Replay | None = None,
-        drafts: Drafts | None = None,
+        drafts: DraftProposer | None = None,
         *,
         keeps_states: bool = False,
     ) -> None:
@@ -115,7 +122,7 @@ class TensorRows:
         self._discard_launched()
         self._sample_first_tokens([row for row in joining if not row.tokens])
         places = self._places()
-        paths = [path_to(row.node.parent) for row in joining]
+        paths = [node_kv_path(row.node.parent) for row in joining]
         segments = [row.segment for row in joining]
         self._session.arrange_rows([places[row] for row in staying], paths, segments)
         padding = self._session.num_rows - len(staying) - len(joining)
@@ -254,7 +261,7 @@ class TensorRows:
 
     def _make_launch(self, buffers: PassBuffers) -> Callable[[], None]:
         """Return a function that launches one pass. It is valid until the session is rearranged."""
-        key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
+        key, version = (self._session.tail_shape, buffers.pass_flags), self._session.num_moves
         return partial(self.replay.run, key, version, partial(self._compute_pass, buffers))
 
     def _discard_launched(self) -> None:
@@ -370,13 +377,13 @@ def make_running_batch(
     """Create the generator's empty running batch.
 
     not_captured: called with the reason if passes cannot be captured.
-    token_stats, keeps_states: see `TensorRows`.
+    token_stats, keeps_states: see `TensorRowRunner`.
     costs: time model of a pass and of the link, for schedules.
     rows_bytes: bytes that rows may use besides KV, if the device does not report free memory.
     scorers: other models on the device. Memory of their captured passes looks free, but is not.
     """
     replay = make_replay(settings.schedule.graphs, model, not_captured)
-    default = Decoding(settings.sampling, settings.step, settings.search.seed)
+    default = DecodingSettings(settings.sampling, settings.step, settings.search.seed)
 
     @torch.inference_mode()
     def prefill(requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
@@ -384,18 +391,18 @@ def make_running_batch(
         return [hidden[-1:].clone() for hidden in model.prefill(requests)]
 
     drafts, most = None, settings.schedule.drafts
-    why_not = why_one_token_each(model, replay)
+    why_not = why_no_drafts(model, replay)
     if most != "off" and why_not is None:
-        drafts = Drafts(most)
+        drafts = DraftProposer(most)
     elif isinstance(most, int):
         raise InputError(f"--drafts {most}: {why_not}")
-    decodings = TreeDecodings(default, codec.thoughts if codec is not None else None)
-    rows = TensorRows(model, codec, token_stats, replay, drafts, keeps_states=keeps_states)
+    decodings = TreeDecodingSettings(default, codec.thoughts if codec is not None else None)
+    rows = TensorRowRunner(model, codec, token_stats, replay, drafts, keeps_states=keeps_states)
     return RunningBatch(
         rows,
         model.store,
         prefill,
-        Capacity(model.store, decodings, model.decoder.shape.context),
+        RowManager(model.store, decodings, model.decoder.shape.context),
         settings.schedule,
         _working_memory(
             (model, *scorers), costs, rows_bytes, padded_rows if replay is None else captured_rows
@@ -409,7 +416,7 @@ def _working_memory(
     costs: PassCosts | None,
     rows_bytes: int | None,
     pad: Callable[[int], int],
-) -> WorkingMemory:
+) -> BatchSizeLimit:
     """Create the limit of the batch size from memory besides KV.
 
     models: the generator, then the verifiers' models. pad: returns a batch size with padding.
@@ -434,4 +441,4 @@ def _working_memory(
         return all_bytes - sum(scorer.idle_bytes for scorer in scorers)
 
     is_known = free is not None or rows_bytes is not None
-    return WorkingMemory(free_now if is_known else None, row_bytes, costs, pad)
+    return BatchSizeLimit(free_now if is_known else None, row_bytes, costs, pad)

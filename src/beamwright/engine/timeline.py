@@ -147,7 +147,7 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
 # --- phases ------------------------------------------------------------------------------------
 
 
-class Accounting:
+class PhaseTimer:
     """Timer of the phases of a run ("decode", "verify", "schedule"), from any thread.
 
     Phases of one thread do not nest. Time in which two different phases run counts as "both".

@@ -115,7 +115,7 @@ class TreeRun:
     waited_s: float = 0.0  # seconds before admission that count towards the deadline
     # Children that are decoded before selection decides whether to open them.
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
-    given: bool = False  # True if nothing is decoded: given texts are scored, see `give_paths`
+    given: bool = False  # True if nothing is decoded: given texts are scored, see `add_given_paths`
     stopped: str | None = None  # reason why `rule` stopped the search early
     error: BeamwrightError | None = None  # reason why the tree could not be finished
 
@@ -158,7 +158,7 @@ class TreeRun:
 
     # --- a round -----------------------------------------------------------------------------
 
-    def give_paths(self, paths: Sequence[Sequence[str]]) -> None:
+    def add_given_paths(self, paths: Sequence[Sequence[str]]) -> None:
         """Make the search score these texts instead of decoding, one step of each path per round.
 
         paths: the step texts of each path. Their nodes are created now. Selection opens them like

@@ -15,7 +15,7 @@ from itertools import chain
 from beamwright.counters import Counters
 from beamwright.errors import CapacityError
 from beamwright.kv.host import HostTier
-from beamwright.kv.link import KVLog, Transfer
+from beamwright.kv.link import Transfer, TransferTimeline
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.segments import (
     Lease,
@@ -46,7 +46,7 @@ class CacheManager:
         host: HostTier | None = None,
         *,
         copies_per_beam: bool = False,
-        log: KVLog | None = None,
+        log: TransferTimeline | None = None,
     ) -> None:
         self.device, self.host, self.log = device, host, log
         self.copies_per_beam = copies_per_beam
@@ -225,7 +225,7 @@ class CacheManager:
         count = segment.newly_pinned_blocks if self.evicts else segment.fresh_blocks
         return count(copies, num_tokens)
 
-    def has_free_blocks(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
+    def fits_free_blocks(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Return True if leasing `needs` copies, grown to `grown` tokens, evicts nothing."""
         grown = for_all_groups(grown)
         fresh = [s.fresh_blocks(needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown}]
@@ -237,7 +237,7 @@ class CacheManager:
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
-    def count_needed(self, paths: Iterable[Path]) -> None:
+    def count_tokens_read(self, paths: Iterable[Path]) -> None:
         """Count the tokens that these paths read: all, loaded, recomputed (`dropped_tokens`)."""
         for segment, visible, _ in chain.from_iterable(parts_read(path, 0) for path in paths):
             self.counts.needed_tokens += visible

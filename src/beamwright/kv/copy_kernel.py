@@ -25,7 +25,7 @@ _HOST_POINTERS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_M
 
 
 @triton.jit(do_not_specialize=["count", "units"])
-def move_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
+def copy_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
     """Copy block numbers[1, i] of `here` to block numbers[0, i] of `there`, for all i < `count`.
 
     there, here: pointers to 32-bit words.
@@ -44,7 +44,7 @@ def move_blocks(there, here, numbers, count, units, UNITS: tl.constexpr):
         tl.store(there + to * 4 + at, words, inside, cache_modifier=".cs")
 
 
-def copy_listed(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None:
+def copy_numbered_blocks(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None:
     """Copy blocks of `here` to blocks of `there`, on the current CUDA stream.
 
     there, here: [block, bytes], one on a GPU and the other in page-locked memory.
@@ -57,7 +57,7 @@ def copy_listed(there: Tensor, here: Tensor, numbers: NDArray[np.int32]) -> None
     sides = (side.flatten().view(torch.int32) for side in (there, here))
     units = there.shape[1] // _UNIT_BYTES
     sizes = table, numbers.shape[1], units
-    move_blocks[(_PROGRAMS,)](*sides, *sizes, _TILE_UNITS, num_warps=_WARPS)
+    copy_blocks[(_PROGRAMS,)](*sides, *sizes, _TILE_UNITS, num_warps=_WARPS)
 
 
 def sees_host_memory(device: torch.device) -> bool:

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from beamwright.errors import LinkError
-from beamwright.kv.streams import ComputeDelay, Copied, Piece, Streams
+from beamwright.kv.streams import ComputeDelay, CopyHandle, Piece, Streams
 from beamwright.protocols import Direction
 
 _Answer = TypeVar("_Answer")
@@ -59,7 +59,7 @@ class Transfer:
         return self.state in (TransferState.DONE, TransferState.CANCELLED)
 
 
-class KVLog(Protocol):
+class TransferTimeline(Protocol):
     """Timeline that records transfers, and when compute waited for them."""
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None: ...
@@ -156,7 +156,7 @@ class StreamTransfer(Transfer):
     """
 
     pieces: Sequence[Piece] = ()
-    copied: Copied | None = None
+    copied: CopyHandle | None = None
     submitted_s: float = 0.0
     begins_s: float = 0.0
     ends_s: float = 0.0
@@ -224,7 +224,7 @@ class StreamLink:
         self,
         streams: Streams,
         emulated_bandwidth: int | None = None,
-        timeline: KVLog | None = None,
+        timeline: TransferTimeline | None = None,
         *,
         wire: Wire | None = None,
     ) -> None:

@@ -21,7 +21,7 @@ from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, for
 from beamwright.kv.codes import dequantise, quantise
 from beamwright.kv.states import StateCells, StateLayout
 from beamwright.kv.streams import BlockMemory, LockedBlocks
-from beamwright.plan.costs import group_blocks
+from beamwright.plan.costs import choose_block_size
 from beamwright.sections import KVDtype
 
 
@@ -91,7 +91,7 @@ class ByteBudget(ScratchMeter):
 _ALIGNED_BYTES = 256  # the second pool begins at a multiple of this, like an allocation of its own
 
 
-class SharedMemory(ScratchMeter):
+class SharedPoolMemory(ScratchMeter):
     """Device memory that two pools (generator and verifier) divide, with a meter of both.
 
     Blocks of the first pool count from its beginning, those of the second from its end, so either
@@ -129,7 +129,7 @@ def allocate_zeros(num_bytes: int, device: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class GroupBlocks:
+class BlockSpec:
     """What a block of one group of layers holds.
 
     window: size of the layers' sliding window in tokens; None: full attention.
@@ -141,7 +141,7 @@ class GroupBlocks:
     state_blocks: int = 0
 
     @classmethod
-    def of_states(cls, num_blocks: int) -> GroupBlocks:
+    def of_states(cls, num_blocks: int) -> BlockSpec:
         """Return the group of recurrent states, of which each takes `num_blocks` blocks.
 
         A row reads only the last state before its own, as with a window of two tokens. No number of
@@ -171,12 +171,12 @@ class BlockLedger:
         block_tokens: int,
         budget: ByteBudget,
         most_bytes: int | None = None,
-        groups: Sequence[GroupBlocks] = (),
+        groups: Sequence[BlockSpec] = (),
         block_bytes: int | None = None,
     ) -> None:
         self.bytes_per_token = bytes_per_token
         self.block_tokens = block_tokens
-        self.groups = tuple(groups) or (GroupBlocks(block_tokens),)
+        self.groups = tuple(groups) or (BlockSpec(block_tokens),)
         self.bytes_per_block = block_bytes or bytes_per_token * block_tokens
         self.budget = budget
         self.num_blocks = budget.total_bytes // self.bytes_per_block
@@ -320,16 +320,16 @@ class KVLayout:
         return self.bytes_per_token * self.block_tokens
 
 
-def group_layouts(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
+def equalise_block_bytes(layouts: Sequence[KVLayout]) -> tuple[KVLayout, ...]:
     """Choose each group's tokens per block, so that blocks of all groups have equal bytes."""
-    _, tokens = group_blocks([layout.bytes_per_token for layout in layouts])
+    _, tokens = choose_block_size([layout.bytes_per_token for layout in layouts])
     return tuple(replace(a, block_tokens=count) for a, count in zip(layouts, tokens, strict=True))
 
 
 class BlockPool(BlockLedger):
     """Block allocator with memory, on a device or the host.
 
-    layouts: one for each group of layers, see `group_layouts`.
+    layouts: one for each group of layers, see `equalise_block_bytes`.
     groups_kv: for each group, a view of all blocks as its KV.
     layout, kv, storage: layout, view and tensor of the first group. The tensor is
         [block, layer, K or V, token, kv_head, head_dim].
@@ -346,15 +346,15 @@ class BlockPool(BlockLedger):
         device: str = "cpu",
         *,
         pinned: bool = False,
-        shared: SharedMemory | None = None,
+        shared: SharedPoolMemory | None = None,
         states: StateLayout | None = None,
     ) -> None:
         self.layouts = tuple(layouts)
         self.layout = layout = self.layouts[0]
         block_bytes = max(each.bytes_per_block for each in self.layouts)
-        groups = [GroupBlocks(each.block_tokens, each.window) for each in self.layouts]
+        groups = [BlockSpec(each.block_tokens, each.window) for each in self.layouts]
         if states is not None:
-            groups.append(GroupBlocks.of_states(states.num_blocks(block_bytes)))
+            groups.append(BlockSpec.of_states(states.num_blocks(block_bytes)))
         token_bytes = sum(each.bytes_per_token for each in self.layouts)
         most_bytes = None if shared is None else shared.total_bytes
         super().__init__(token_bytes, layout.block_tokens, budget, most_bytes, groups, block_bytes)

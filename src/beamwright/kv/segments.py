@@ -14,7 +14,7 @@ from itertools import accumulate, chain, count
 from typing import Any, NamedTuple
 
 from beamwright.kv.link import Transfer
-from beamwright.kv.pool import BlockLedger, GroupBlocks
+from beamwright.kv.pool import BlockLedger, BlockSpec
 
 
 class RestoreKind(Enum):
@@ -31,7 +31,7 @@ class PinTally:
     pinned_blocks: int = 0
 
 
-_ONE_GROUP = GroupBlocks(8)
+_ONE_GROUP = BlockSpec(8)
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Segment:
     """
 
     name: str = ""
-    group: GroupBlocks = _ONE_GROUP
+    group: BlockSpec = _ONE_GROUP
     start: int = 0  # position of its first token in the path
     length: int = 0  # tokens written so far
     # Device blocks of each copy: no copy if the segment is not on the device, one if all rows share
@@ -152,7 +152,7 @@ class LiveSegments:
         self._present: dict[int, Segment] = {}  # by serial
         self._serials = count()
 
-    def create_unregistered(self, groups: Sequence[GroupBlocks], name: str, start: int) -> Segment:
+    def create_unregistered(self, groups: Sequence[BlockSpec], name: str, start: int) -> Segment:
         """Create a node's empty segments, one per group, unregistered; return the first."""
         first, *others = [Segment(name, group, start, tally=self.tally) for group in groups]
         first.others = tuple(others)
@@ -308,7 +308,7 @@ def parts_read(path: Sequence[PathPart], group: int) -> Path:
     return tuple(reversed(parts))
 
 
-def state_before(path: Sequence[PathPart]) -> Segment | None:
+def initial_state_segment(path: Sequence[PathPart]) -> Segment | None:
     """Return the segment whose recurrent state is the initial state of a row after this path.
 
     None: the row begins with zeros. A state belongs to a whole segment, so the path must not end
@@ -337,7 +337,7 @@ def for_all_groups(wanted: Mapping[Segment, int]) -> dict[Segment, int]:
     return {segment: count for first, count in wanted.items() for segment in first.group_segments}
 
 
-def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
+def append_own_segment(path: Path, last: Segment | None, num_tokens: int) -> Path:
     """Return a path with `num_tokens` tokens of a row's own segment appended, without empty parts.
 
     last: the row's own segment; None: only the path.

@@ -196,7 +196,7 @@ class StateTables:
         storage, *tables = self._most
         return StateBlocks(storage, *(table[: self._count] for table in tables))
 
-    def load(self, rows: StateRows) -> None:
+    def load(self, rows: RowStates) -> None:
         """Copy the block numbers of the rows' states from the host to the tables."""
         contents = rows.sources, rows.targets, rows.actions
         self._count = len(contents[0])
@@ -223,7 +223,7 @@ class StateTables:
         return StateBlocks(self._states.by_block, *tables)
 
 
-class StateRows:
+class RowStates:
     """Recurrent states of a batch's rows over several passes, updated by `models.recurrent_layers`.
 
     lengths: tokens of each row in a pass; None: one token each.

@@ -15,10 +15,10 @@ import torch
 
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.host import HostTier
-from beamwright.kv.link import KVLog
+from beamwright.kv.link import TransferTimeline
 from beamwright.kv.pool import BlockPool, ByteBudget, KVBlockView, ScratchMeter
 from beamwright.kv.segments import Segment
-from beamwright.kv.states import StateRows, StateTables
+from beamwright.kv.states import RowStates, StateTables
 from beamwright.kv.streams import send_to_device
 
 _COPIED_BYTES = 2**24  # bytes that a copy within the device moves at a time
@@ -74,7 +74,7 @@ class SegmentStore(CacheManager, KVReader):
         host: HostTier | None = None,
         *,
         copies_per_beam: bool = False,
-        log: KVLog | None = None,
+        log: TransferTimeline | None = None,
     ) -> None:
         super().__init__(pool, host, copies_per_beam=copies_per_beam, log=log)
         KVReader.__init__(self, pool.kv, pool.storage.device, ScratchMeter())
@@ -217,7 +217,7 @@ class SegmentStore(CacheManager, KVReader):
         pairs = zip(self.groups, segment.group_segments, strict=False)
         return [group.gather(each, end)[:, :, first:] for group, each in pairs]
 
-    def state_rows(
+    def make_row_states(
         self,
         begins: Sequence[Segment | None],
         writes: Sequence[Segment | None],
@@ -225,13 +225,13 @@ class SegmentStore(CacheManager, KVReader):
         *,
         deferred: bool = False,
         tables: StateTables | None = None,
-    ) -> StateRows:
+    ) -> RowStates:
         """Create the recurrent states of a batch, and reserve blocks for states that are written.
 
-        begins: for each row the segment whose state it begins with (`state_before`, or its own);
-            None: zeros.
+        begins: for each row the segment whose state it begins with (`initial_state_segment`, or its
+            own); None: zeros.
         writes: for each row the segment whose state it writes; None: the state is not kept.
-        The other parameters are those of `StateRows`.
+        The other parameters are those of `RowStates`.
 
         Raises:
             CapacityError: if the blocks do not fit.
@@ -241,7 +241,7 @@ class SegmentStore(CacheManager, KVReader):
         sources = [None if each is None else each.blocks for each in begins]
         targets = [None if each is None else each.group_segments[-1].blocks for each in writes]
         given = self.pool.states, sources, targets, lengths
-        return StateRows(*given, deferred=deferred, tables=tables)
+        return RowStates(*given, deferred=deferred, tables=tables)
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Return keys [layers, visible, kv_heads, head_dim], for sparse selection."""

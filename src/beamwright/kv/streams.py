@@ -111,7 +111,7 @@ class Blocks(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class Copied(Protocol):
+class CopyHandle(Protocol):
     """Handle of queued copies, with the methods of a CUDA event.
 
     ran_s: when the copies began and ended by `time.perf_counter`; None if this is not known (yet).
@@ -142,10 +142,10 @@ class Streams(Protocol):
     strided: bool
     batches: bool
 
-    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
+    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> CopyHandle:
         """Queue copies on a direction's stream, after all compute that is queued so far."""
 
-    def delay_compute(self, copied: Copied) -> ComputeDelay:
+    def delay_compute(self, copied: CopyHandle) -> ComputeDelay:
         """Make compute that is queued from now on start after these copies.
 
         The host does not wait, unless compute runs on the host.
@@ -171,7 +171,7 @@ class CudaStreams:
         self._device = device
         self._side = {direction: torch.cuda.Stream(device) for direction in Direction}
 
-    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
+    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> CopyHandle:
         stream = self._side[direction]
         stream.wait_event(_event(torch.cuda.current_stream(self._device)))
         with torch.cuda.stream(stream):
@@ -219,14 +219,14 @@ class CudaStreams:
 
     @cached_property
     def _copy_listed(self) -> Callable[..., None] | None:
-        """`copy_kernel.copy_listed`, imported at first use; None if the kernel cannot run here."""
+        """`copy_kernel.copy_numbered_blocks`, imported at first use; None if it cannot run here."""
         if find_spec("triton") is None:
             return None
-        from beamwright.kv.copy_kernel import copy_listed, sees_host_memory  # noqa: PLC0415
+        from beamwright.kv.copy_kernel import copy_numbered_blocks, sees_host_memory  # noqa: PLC0415
 
-        return copy_listed if sees_host_memory(self._device) else None
+        return copy_numbered_blocks if sees_host_memory(self._device) else None
 
-    def delay_compute(self, copied: Copied) -> ComputeDelay:
+    def delay_compute(self, copied: CopyHandle) -> ComputeDelay:
         assert isinstance(copied, _CudaCopied)
         compute, arrived = torch.cuda.current_stream(self._device), copied.end
         ready = _event(compute)
@@ -295,7 +295,7 @@ class HostStreams:
         self._failed: dict[Direction, BaseException] = {}
         self._threads = {d: ThreadPoolExecutor(1, f"copier-{d}") for d in Direction}
 
-    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
+    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> CopyHandle:
         """Queue the copies for the direction's thread.
 
         Raises:
@@ -307,7 +307,7 @@ class HostStreams:
         copies.done = self._threads[direction].submit(self._run, direction, copies)
         return copies
 
-    def delay_compute(self, copied: Copied) -> ComputeDelay:
+    def delay_compute(self, copied: CopyHandle) -> ComputeDelay:
         """Block the host until the copies have ended, because compute runs on the host."""
         start = time.perf_counter()
         copied.synchronize()

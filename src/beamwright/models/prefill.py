@@ -17,9 +17,9 @@ from beamwright.kv.segments import (
     Path,
     Segment,
     Source,
+    append_own_segment,
     copies_needed,
     for_all_groups,
-    visible_path,
 )
 from beamwright.models.decoder import padded_rows
 
@@ -87,7 +87,7 @@ def prefill_in_batches(
         # Recomputed tokens are not counted here: the request that needs them has counted them.
         fresh = [] if offset else [request for request in members if not request.recomputes]
         num_tokens = sum(len(request.token_ids) for request in fresh)
-        residency.count_needed(request.path for request in fresh)
+        residency.count_tokens_read(request.path for request in fresh)
         residency.counts.needed_tokens += num_tokens
         residency.counts.prefilled_tokens += num_tokens
     if residency.outgrown:
@@ -126,7 +126,7 @@ def prefill_needs(
     residency: CacheManager, requests: Sequence[PrefillRequest]
 ) -> dict[Segment, int]:
     """Return the segments that the requests read, each with its number of copies on the device."""
-    paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
+    paths = [append_own_segment(r.path, r.segment, r.segment.length) for r in requests]
     return copies_needed(paths, per_beam=residency.copies_per_beam)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from beamwright.attention.kernels.worklist import LEAST_CHUNK
 from beamwright.attention.protocols import AttentionBackend, AttentionView, Workspace
 from beamwright.kv.segments import Path
-from beamwright.kv.states import StateRows
+from beamwright.kv.states import RowStates
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.plan.costs import CAPTURED_TOKENS
@@ -91,7 +91,7 @@ class WritingView(AttentionView):
     num_tokens: int
     write: Callable[[int, int, Tensor], None]
     places: Mapping[int, tuple[int, int]]
-    states: StateRows | None
+    states: RowStates | None
 
     def attend(
         self, layer: int, query: Tensor, key_value: Tensor, sinks: Tensor | None = None

@@ -1,6 +1,6 @@
 """Runs recurrent layers (Mamba, gated delta nets), which keep a fixed-size state instead of KV.
 
-The layers compute states and `view.states` (`kv.states.StateRows`) stores them. `view.states` is
+The layers compute states and `view.states` (`kv.states.RowStates`) stores them. `view.states` is
 None if all rows start from zeros and their states are not kept. A row's state is the one after its
 last token. `transformers` modules read and write states through their cache argument. `StateCache`
 takes the place of that cache, so no family needs code here.
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.kv.states import StateRows
+from beamwright.kv.states import RowStates
 from beamwright.models.shape import NotBuiltError, StatePart
 
 # Names of the cache argument; "cache" is used since transformers 5.24.
@@ -185,9 +185,9 @@ class Recurrent:
         }
         self.step: Callable[[Tensor, StateCache], Tensor] = self.plain
         self.in_place: Callable[[Tensor, StateCache], Tensor] | None = None
-        self._states: Callable[[], StateRows | None] = lambda: None
+        self._states: Callable[[], RowStates | None] = lambda: None
 
-    def install(self, states: Callable[[], StateRows | None]) -> None:
+    def install(self, states: Callable[[], RowStates | None]) -> None:
         """Replace the module's `forward` by this object.
 
         states: returns the states of the current pass's view.

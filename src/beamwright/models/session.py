@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from beamwright.attention.protocols import AttentionBackend, DecodeView
-from beamwright.kv.segments import Path, Segment, state_before, visible_path
-from beamwright.kv.states import StateRows, StateTables
+from beamwright.kv.segments import Path, Segment, append_own_segment, initial_state_segment
+from beamwright.kv.states import RowStates, StateTables
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails, SessionTail
 from beamwright.models.decoder import Decoder, captured_rows, padded_rows
@@ -81,7 +81,7 @@ class DecodeSession:
         self._stays = stays
         self._view = _CLOSED
         self._known_moves = store.num_relocated  # block moves that the view accounts for
-        self._states: StateRows | None = None
+        self._states: RowStates | None = None
         cells = store.pool.states if steps_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
         self._rows: list[_OpenRow | None] = []
@@ -145,7 +145,7 @@ class DecodeSession:
             self._set_query_rows(None)
             self._view.deactivate_rows(spare)  # their segments may have been freed
             self._view.keep_rows(torch.tensor(index, device=self._decoder.device))
-            self._view.count_rows(len(rows))
+            self._view.set_num_rows(len(rows))
         else:
             self._open_view()
 
@@ -227,7 +227,7 @@ class DecodeSession:
         if self._in_blocks:
             rows = [row for row in self._rows if row is not None]
             wanted = {row.segment: row.flushed + row.in_tail + num_tokens for row in rows}
-            if not self._store.has_free_blocks({}, wanted):
+            if not self._store.fits_free_blocks({}, wanted):
                 return False
             self._store.reserve(wanted)
         return True
@@ -317,10 +317,10 @@ class DecodeSession:
                 if row is None
                 else row.segment.group_segments[-1]
                 if row.num_tokens
-                else state_before(row.path)
+                else initial_state_segment(row.path)
                 for row in self._rows
             ]
-            self._states = self._store.state_rows(begins, own, tables=self._state_tables)
+            self._states = self._store.make_row_states(begins, own, tables=self._state_tables)
         self._view.states = self._states
 
     def _set_query_rows(self, rows: Sequence[int] | None, index: Any = None) -> None:
@@ -335,11 +335,11 @@ class DecodeSession:
         assert live is not None, "a batch has a row"
         # The output of a row without a segment is ignored, so it may read any live row's path.
         read = [row or live for row in self._rows]
-        paths = [visible_path(row.path, row.segment, row.flushed) for row in read]
+        paths = [append_own_segment(row.path, row.segment, row.flushed) for row in read]
         shared: tuple[Any, ...] = () if self._workspace is None else (self._workspace,)
         self._view = self._backend.decode_view(self._store, paths, self._tail, *shared)
         self._view.bind_segments([None if row is None else row.segment for row in self._rows])
-        self._view.count_rows(max(i for i, row in enumerate(self._rows) if row is not None) + 1)
+        self._view.set_num_rows(max(i for i, row in enumerate(self._rows) if row is not None) + 1)
         self._view.deactivate_rows([i for i, row in enumerate(self._rows) if row is None])
 
     def _close_view(self) -> None:

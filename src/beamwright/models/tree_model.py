@@ -19,10 +19,16 @@ from beamwright.attention.groups import GroupedAttention
 from beamwright.attention.protocols import AttentionBackend, StoreMaker
 from beamwright.errors import HOST_TIER, DeviceMemoryError
 from beamwright.kv.host import HostTier
-from beamwright.kv.link import KVLog, Link
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, SharedMemory, group_layouts
-from beamwright.kv.segments import Path, Segment, state_before, visible_path
-from beamwright.kv.states import StateLayout, StateRows, StateTensor
+from beamwright.kv.link import Link, TransferTimeline
+from beamwright.kv.pool import (
+    BlockPool,
+    ByteBudget,
+    KVLayout,
+    SharedPoolMemory,
+    equalise_block_bytes,
+)
+from beamwright.kv.segments import Path, Segment, append_own_segment, initial_state_segment
+from beamwright.kv.states import RowStates, StateLayout, StateTensor
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import convert_memory_errors
@@ -60,7 +66,7 @@ def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
         )
         for g in decoder.shape.kv_groups
     ]
-    return group_layouts(layouts)
+    return equalise_block_bytes(layouts)
 
 
 def state_layout(decoder: Decoder) -> StateLayout | None:
@@ -104,9 +110,9 @@ class TreeModel:
         prefill_chunk_tokens: int = CHUNK_TOKENS,
         *,
         host: HostOptions | None = None,
-        log: KVLog | None = None,
+        log: TransferTimeline | None = None,
         make_store: StoreMaker | None = None,
-        shared: SharedMemory | None = None,
+        shared: SharedPoolMemory | None = None,
     ) -> None:
         shape, self.tested = decoder.shape, backend.tested or backend
         layouts, states = kv_layouts(decoder), state_layout(decoder)
@@ -213,7 +219,7 @@ class TreeModel:
         starts = accumulate(lengths, initial=0)
         reads = [r.reads(offset, length) for r, length in zip(requests, lengths, strict=True)]
         packed = PassInput(
-            paths=[visible_path(r.path, r.segment, r.segment.length) for r in requests],
+            paths=[append_own_segment(r.path, r.segment, r.segment.length) for r in requests],
             lengths=lengths,
             token_ids=[token for chunk in chunks for token in chunk],
             positions=[
@@ -242,7 +248,7 @@ class TreeModel:
         store.extend_each(segments, lengths)
         return list(hidden.split([len(read) for read in reads]))
 
-    def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> StateRows:
+    def _states_of(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> RowStates:
         """Return the recurrent states that one prefill pass reads and writes.
 
         If a request continues its own state, all states are written only when the pass is complete,
@@ -250,11 +256,11 @@ class TreeModel:
         """
         own = [r.segment for r in requests]
         begins = [
-            s.group_segments[-1] if s.length else state_before(r.path)
+            s.group_segments[-1] if s.length else initial_state_segment(r.path)
             for s, r in zip(own, requests, strict=True)
         ]
         begun = any(segment.length for segment in own)
-        return self.store.state_rows(begins, own, lengths, deferred=begun)
+        return self.store.make_row_states(begins, own, lengths, deferred=begun)
 
     def open_session(self, paths: Sequence[Path], segments: Sequence[Segment]) -> DecodeSession:
         """Start decoding with one row per segment; row i continues path i in segment i.

@@ -135,7 +135,7 @@ def end_event(state: EndState, **known: Any) -> End:
 # --- from a tree -----------------------------------------------------------------------------
 
 
-class PageTree:
+class PageChanges:
     """Finds what has changed in a tree since the last event for the page.
 
     Call its methods in the thread that extends the tree.
@@ -297,7 +297,7 @@ def tree_page(tree: SearchTree, chosen: Node | None, name: str, title: str) -> s
     events = saved_run(
         name,
         _about(problem, {}),
-        PageTree().changes(tree),
+        PageChanges().changes(tree),
         answer=answer,
         chosen=None if chosen is None else dotted_lineage(chosen),
         reason_fewer=tree.reason_fewer,
@@ -382,7 +382,7 @@ def _read_file(path: Path) -> list[Event]:
         ended = ended if isinstance(ended, dict) else {}
         known = {name: ended.get(name) for name in ("answer", "chosen", "reason_fewer")}
         about = _about(read.tree.root.problem_text, read.settings)
-        steps = PageTree().changes(read.tree)
+        steps = PageChanges().changes(read.tree)
         run = saved_run(path.stem, about, steps, elapsed_s=read.elapsed_s, **known)
         return _validated_events(path, run)
     raise InputError(f"{path}: neither a saved run nor a tree page")

@@ -271,7 +271,7 @@ class ModelCosts:
         )
 
 
-def group_blocks(sizes: Sequence[int]) -> tuple[int, list[int]]:
+def choose_block_size(sizes: Sequence[int]) -> tuple[int, list[int]]:
     """Choose the KV block size in bytes, and return it with the tokens per block of each group.
 
     A group is a set of layers with equal KV bytes per token. All groups take blocks from one pool,

@@ -32,7 +32,7 @@ _SAMPLED_BEAMS = 256
 
 
 @dataclass(frozen=True)
-class Scorer:
+class VerifierCosts:
     """The verifier of an estimate: its model costs and its KV budget on the device."""
 
     model: ModelCosts
@@ -58,7 +58,7 @@ class ResidentKVNeed:
     generator: Spread
     verifier: Spread
 
-    def fit(self, kv_budget_bytes: int, scorer: Scorer | None = None) -> Fit:
+    def fit(self, kv_budget_bytes: int, scorer: VerifierCosts | None = None) -> Fit:
         """Return whether the search fits the KV budgets: the worse verdict of both models.
 
         "borderline" means that only some sampled searches fit.
@@ -74,7 +74,7 @@ class ResidentKVNeed:
 def resident_kv_need(
     workload: Workload,
     model: ModelCosts,
-    scorer: Scorer | None = None,
+    scorer: VerifierCosts | None = None,
     nodes_of: Callable[[Workload], Counts] = sampled_nodes,
 ) -> ResidentKVNeed:
     """Return the device bytes that one search needs if no KV is offloaded.
@@ -91,7 +91,7 @@ def resident_kv_need(
 
 
 def max_beams_in_gpu(
-    workload: Workload, model: ModelCosts, kv_budget_bytes: int, scorer: Scorer | None = None
+    workload: Workload, model: ModelCosts, kv_budget_bytes: int, scorer: VerifierCosts | None = None
 ) -> int:
     """Return the largest number of beams for which nearly every search fits without offloading.
 

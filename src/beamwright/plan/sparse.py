@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from beamwright.plan.costs import Roofline
-from beamwright.plan.fits import Scorer, with_mark_tokens
+from beamwright.plan.fits import VerifierCosts, with_mark_tokens
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.times import decode_costs
 from beamwright.plan.workload import TreeStep, Workload, expected_ancestors, tree_steps
@@ -130,7 +130,7 @@ def choose_sparse(
     host: HardwareProfile,
     budget_bytes: int,
     select: float,
-    scorer: Scorer | None = None,
+    scorer: VerifierCosts | None = None,
 ) -> SparseChoice:
     """Choose sparse attention if its predicted speedup is at least `LEAST_SPEEDUP`, else full.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.plan.costs import CHUNK_TOKENS, ModelCosts, Roofline
-from beamwright.plan.fits import Fit, Scorer, resident_kv_need, with_mark_tokens
+from beamwright.plan.fits import Fit, VerifierCosts, resident_kv_need, with_mark_tokens
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import TreeStep, Workload, tree_steps
 from beamwright.protocols import Direction
@@ -71,7 +71,7 @@ def estimate(
     model: ModelCosts,
     hardware: HardwareProfile,
     kv_budget_bytes: int,
-    scorer: Scorer | None = None,
+    scorer: VerifierCosts | None = None,
 ) -> Mapping[str, Estimate]:
     """Return the estimates that `beamwright plan` prints, by "SCHEDULE/LAYOUT".
 
@@ -102,7 +102,7 @@ def estimate(
     }
 
 
-def _holds_a_path(workload: Workload, scorer: Scorer | None) -> bool:
+def _holds_a_path(workload: Workload, scorer: VerifierCosts | None) -> bool:
     """Return True if one path fits the verifier's KV budget, so that locality can run at all."""
     if scorer is None:
         return True
@@ -180,7 +180,7 @@ def _group_bytes(step: TreeStep, model: ModelCosts, num_groups: int) -> float:
 
 
 def add_verifier_costs(
-    totals: Totals, workload: Workload, scorer: Scorer, hardware: HardwareProfile
+    totals: Totals, workload: Workload, scorer: VerifierCosts, hardware: HardwareProfile
 ) -> None:
     """Add the verifier's costs to `totals`: prefill of the problem and of each step, and transfers.
 
@@ -224,7 +224,7 @@ def _prefill_passes(step: TreeStep) -> Iterator[tuple[int, tuple[int, float, flo
 
 
 def _limiting_activity(
-    workload: Workload, roofline: Roofline, totals: Totals, scorer: Scorer | None
+    workload: Workload, roofline: Roofline, totals: Totals, scorer: VerifierCosts | None
 ) -> str:
     most = max(totals.decode_s, totals.verify_s, totals.stall_s)
     if most == totals.stall_s:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from beamwright.counters import Counters, Progress
 from beamwright.engine.endings import (
     StopFinder,
-    begins_thought,
+    begins_in_thought,
     cut_at_stop_string,
     delimiters,
     row_limit,
 )
-from beamwright.engine.row import Decoding, Row, RowLimit, TreeDecodings
+from beamwright.engine.row import DecodingSettings, Row, RowLimit, TreeDecodingSettings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.kv.segments import Segment
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed, StepWriter
@@ -68,14 +68,14 @@ class RemoteSteps(StepWriter):
     """
 
     source: RemoteGenerator
-    default: Decoding
+    default: DecodingSettings
     max_batch: int | None = None
     progress: Progress = field(default_factory=Progress)
     counts: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
         self.codec, self._context = self.source.codec, self.source.context
-        self._decodings, self._marks = TreeDecodings(self.default), self.codec.thoughts
+        self._decodings, self._marks = TreeDecodingSettings(self.default), self.codec.thoughts
         self._ends = StopFinder(self.codec)
         self._waiting: list[Node] = []
         self._running: dict[Node, _PendingRequest] = {}
@@ -94,7 +94,7 @@ class RemoteSteps(StepWriter):
         """True if a step is in flight or waits to be sent."""
         return bool(self._running or self._waiting)
 
-    def set_decoding(self, root: Node, decoding: Decoding) -> None:
+    def set_decoding(self, root: Node, decoding: DecodingSettings) -> None:
         """Set the decoding settings of the tree of `root`, until `root` is released.
 
         Raises:
@@ -261,7 +261,7 @@ class RemoteSteps(StepWriter):
         if (failed := self._check_text(node, written, limit)) is not None:
             return failed
         ids, row, closing = self._token_ids_of(written), self._row(node), None
-        if begins_thought(node, self._marks) is None:
+        if begins_in_thought(node, self._marks) is None:
             step = row.decoding.step
             row.thought, row.limit_outside_thought = None, row_limit(node, step, self._context)
             row.first_limit = row_limit(node, step, self._context, thought=True)
@@ -328,7 +328,7 @@ class RemoteSteps(StepWriter):
         the prompt has closed the thought or `--thinking off` is set.
         """
         decoding, marks = self._decodings.of(node), self._marks
-        begins = begins_thought(node, marks)
+        begins = begins_in_thought(node, marks)
         if begins is None and marks is not None:
             shown = self.codec.decode_raw(node.replies_to.token_ids[-_TAIL:]).rstrip()
             begins = decoding.step.thinking != "off" and not shown.endswith(marks.family.end)

@@ -21,10 +21,10 @@ def make_schedule(settings: ScheduleSettings) -> Schedule:
     Raises:
         InputError: for an unknown name, or for an option that the schedule does not have.
     """
-    return schedule_row(settings).make_policy(settings)
+    return schedule_entry(settings).make_policy(settings)
 
 
-def schedule_row(settings: ScheduleSettings) -> ScheduleEntry:
+def schedule_entry(settings: ScheduleSettings) -> ScheduleEntry:
     """Return the declaration of the schedule that `--schedule` names.
 
     Raises:
@@ -35,4 +35,4 @@ def schedule_row(settings: ScheduleSettings) -> ScheduleEntry:
 
 import_modules(__name__, __path__)
 
-__all__ = ["SCHEDULES", "Schedule", "ScheduleEntry", "make_schedule", "schedule", "schedule_row"]
+__all__ = ["SCHEDULES", "Schedule", "ScheduleEntry", "make_schedule", "schedule", "schedule_entry"]

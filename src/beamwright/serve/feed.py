@@ -27,7 +27,7 @@ from beamwright.io import nonfinite_as_null
 from beamwright.page.runs import (
     EndState,
     Event,
-    PageTree,
+    PageChanges,
     begin_event,
     dotted_lineage,
     end_event,
@@ -63,7 +63,7 @@ class SearchEvents:
         places: Callable[[Node], str | None] | None = None,
     ) -> None:
         assert first["event"] == "begin"
-        self.begin, self.job, self.tree = first, job, PageTree(places)
+        self.begin, self.job, self.tree = first, job, PageChanges(places)
         self.owner = None if job is None else job.owner
         self.state, self.num_bytes, self.rounds = "waiting", 0, 0
         self._lines: list[bytes] = []
@@ -92,7 +92,7 @@ class SearchEvents:
                 self.state, self.rounds = "running", event["round"]
             elif event["event"] == "end":
                 self.state = event["state"]
-                self.job, self.tree = None, PageTree()  # free the search tree, which both refer to
+                self.job, self.tree = None, PageChanges()  # free the search tree; both refer to it
             wakes = list(self._wakes)
         for wake in wakes:
             wake()
@@ -219,7 +219,7 @@ class Feed:
                     num_bytes -= self._runs.pop(run_id).num_bytes
 
 
-def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
+def _ending(solution: Solution, shown: PageChanges) -> dict[str, Any]:
     """Return the fields of an end event for a solution.
 
     shown: the tree with the values that earlier events have sent.

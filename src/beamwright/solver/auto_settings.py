@@ -17,7 +17,7 @@ from beamwright.errors import InputError
 from beamwright.models.decoder import Decoder
 from beamwright.models.hf_config import find_shape
 from beamwright.plan.costs import Roofline
-from beamwright.plan.fits import Scorer
+from beamwright.plan.fits import VerifierCosts
 from beamwright.plan.machines import (
     DEFAULT_PROFILE,
     HardwareProfile,
@@ -30,7 +30,7 @@ from beamwright.plan.machines import (
 )
 from beamwright.plan.sparse import SparseChoice, choose_sparse
 from beamwright.plan.workload import Workload
-from beamwright.schedule import schedule_row
+from beamwright.schedule import schedule_entry
 from beamwright.sections import SparseSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.sparse.method import sparse_method
@@ -50,7 +50,7 @@ def resolve_schedule(settings: Settings) -> Settings:
         name = "locality" if kv_method(settings).make_store is None else "in-gpu"
         schedule = schedule.model_copy(update={"schedule": name})
     return settings.model_copy(
-        update={"schedule": schedule_row(schedule).with_fixed_settings(schedule)}
+        update={"schedule": schedule_entry(schedule).with_fixed_settings(schedule)}
     )
 
 
@@ -60,8 +60,8 @@ def kv_method(settings: Settings) -> KVMethod:
     Raises:
         InputError: if the options of schedule and sparse decoding exclude each other.
     """
-    row = schedule_row(settings.schedule)
-    method = KVMethod(has_tier=not row.resident) if row.kv_method is None else row.kv_method()
+    entry = schedule_entry(settings.schedule)
+    method = KVMethod(has_tier=not entry.resident) if entry.kv_method is None else entry.kv_method()
     return sparse_method(settings, method)
 
 
@@ -135,7 +135,7 @@ def with_sparse(
     )
     scorer, kv_bytes = None, plan.generator_kv_bytes
     for verifier in models[1:]:
-        scorer = Scorer(verifier.costs, plan.verifier_kv_bytes // verifier.parts)
+        scorer = VerifierCosts(verifier.costs, plan.verifier_kv_bytes // verifier.parts)
     try:
         if schedule.schedule != "auto":
             raise InputError(f"--schedule {schedule.schedule} decides where KV is kept")

@@ -20,16 +20,16 @@ from beamwright.counters import Counters, Level, Progress, Usage
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import capture_prefills
 from beamwright.engine.prompts import with_system_prompt
-from beamwright.engine.row import Decoding
+from beamwright.engine.row import DecodingSettings
 from beamwright.engine.selftest import kernel_key, set_least_rows
 from beamwright.engine.speculation import Payoff
-from beamwright.engine.split import MovingSplit
+from beamwright.engine.split import KVBudgetSplit
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.threads import all_threads, threads_for
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.link import StreamLink, Wire
-from beamwright.kv.pool import SharedMemory
+from beamwright.kv.pool import SharedPoolMemory
 from beamwright.kv.streams import CudaStreams, HostStreams
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.decoder import Decoder
@@ -55,7 +55,7 @@ from beamwright.protocols import (
     traits_of,
 )
 from beamwright.remote.writer import RemoteSteps, ServedSchedule
-from beamwright.schedule import schedule_row
+from beamwright.schedule import schedule_entry
 from beamwright.sections import ModelSettings
 from beamwright.solver import auto_settings
 from beamwright.solver.memory import MemoryPlan, ModelBytes, host_kv_bytes, plan_memory
@@ -96,8 +96,8 @@ class Machinery:
     # The host tier of each model, in the order of `sizes`; empty if all KV is on the device. All
     # tiers share one physical link, so each link's counters include the traffic of all models.
     tiers: Sequence[HostOptions] = ()
-    shared: SharedMemory | None = None  # KV memory that can move between the models
-    moving: MovingSplit | None = None  # moves `shared` memory from one model to the other
+    shared: SharedPoolMemory | None = None  # KV memory that can move between the models
+    moving: KVBudgetSplit | None = None  # moves `shared` memory from one model to the other
     rule: SparseRule | None = None  # the selection rule of sparse decoding
     why_sparse: str | None = None  # reason, as text, why `--sparse auto` chose its method
     remote: RemoteGenerator | None = None  # the generator, if it is a remote server
@@ -173,14 +173,16 @@ class Machinery:
             named, method, self.sizes[0], plan.generator_kv_bytes
         )
         self.settings, schedule = settings, settings.schedule
-        self.schedule = schedule_row(schedule).make_policy(schedule)
+        self.schedule = schedule_entry(schedule).make_policy(schedule)
         self.rule = sparse_rule(settings.sparse)
         if method.has_tier:
             self.tiers = self._host_tiers()
         # Memory can move only between two models that keep their KV in pools of one memory.
         moves = method.make_store is None and schedule.verifiers == 1
         if moves and source.model is not None and isinstance(settings.memory.split, str):
-            self.shared = SharedMemory(plan.kv_bytes, max(size.block_bytes for size in self.sizes))
+            self.shared = SharedPoolMemory(
+                plan.kv_bytes, max(size.block_bytes for size in self.sizes)
+            )
         self.generator = TreeModel(
             decoder,
             attend(settings, backend, decoder) if attend else backend,
@@ -192,7 +194,7 @@ class Machinery:
         )
         self._add_scorers(source)
         if self.shared is not None:
-            self.moving = MovingSplit(
+            self.moving = KVBudgetSplit(
                 self.generator.store,
                 self.scorers[0].store,
                 settings.step.longest,
@@ -281,7 +283,7 @@ class Machinery:
                 f"{', '.join(sorted(stats))} of its tokens. Use a local model, or another "
                 f"{'--verifier' if stats_read_by(self.verifier) else '--search'}."
             )
-        decoding = Decoding(settings.sampling, settings.step, settings.search.seed)
+        decoding = DecodingSettings(settings.sampling, settings.step, settings.search.seed)
         return RemoteSteps(remote, decoding, settings.schedule.max_batch, self.progress)
 
     # --- the memory number -------------------------------------------------------------------

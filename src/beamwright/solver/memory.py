@@ -22,7 +22,7 @@ from beamwright.plan.costs import (
     ModelCosts,
     Storage,
     attention_partial_bytes,
-    group_blocks,
+    choose_block_size,
     matmul_scratch_bytes,
     weight_bytes,
 )
@@ -96,13 +96,13 @@ class ModelBytes:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of KV, equal for all groups of layers."""
-        return group_blocks(self._group_bytes)[0]
+        return choose_block_size(self._group_bytes)[0]
 
     @property
     def blocks(self) -> list[tuple[int, int | None]]:
         """For each group of layers: number of tokens per block, and attention window or None."""
         windows = [group.window for group in self.shape.kv_groups]
-        return list(zip(group_blocks(self._group_bytes)[1], windows, strict=True))
+        return list(zip(choose_block_size(self._group_bytes)[1], windows, strict=True))
 
     @property
     def captured(self) -> int:

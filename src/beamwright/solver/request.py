@@ -17,7 +17,7 @@ from beamwright.config import Settings, option_owners, section_fields
 from beamwright.counters import Counters
 from beamwright.declare import VERIFIERS, load_plugins
 from beamwright.engine.decisions import StopFunction, check_stops
-from beamwright.engine.row import Decoding
+from beamwright.engine.row import DecodingSettings
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.models.load import LoadedModel
@@ -25,14 +25,14 @@ from beamwright.protocols import RoundCallback, Strategy, Verifier
 from beamwright.registry import Table, flag_of
 from beamwright.saved.checkpoint import OBJECT_PREFIX, CheckpointWriter, tree_settings
 from beamwright.saved.identity import identity_of
-from beamwright.schedule import ScheduleEntry, schedule_row
+from beamwright.schedule import ScheduleEntry, schedule_entry
 from beamwright.schedule.declare import GROUPING_OPTIONS
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
 from beamwright.search.synthesis import Synthesis
 from beamwright.sections import Reduction, SearchSettings, Section, SparseSettings, StopSettings
 from beamwright.solver.options import SHARED, ProblemOptions
-from beamwright.sparse.rule import method_of
+from beamwright.sparse.rule import parse_method
 from beamwright.tree import Conversation, Problem, RawPrompt, SearchTree, Sees
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
@@ -206,7 +206,7 @@ class ProblemSettings:
         step = settings.step.model_copy(update={"now": now})
         return replace(self, settings=settings.model_copy(update={"step": step}))
 
-    def decoding(self, sees: Sees) -> Decoding:
+    def decoding(self, sees: Sees) -> DecodingSettings:
         """Return the sampling and step settings for the engine.
 
         If the verifier scores answers only, a whole thought is one step, unless `--thought-steps`
@@ -215,7 +215,7 @@ class ProblemSettings:
         step = self.settings.step
         if step.thought_steps == "auto" and sees == "answer":
             step = step.model_copy(update={"thought_steps": "whole"})
-        return Decoding(self.settings.sampling, step, self.settings.search.seed)
+        return DecodingSettings(self.settings.sampling, step, self.settings.search.seed)
 
     def decisive(self, dtype: str) -> dict[str, Any]:
         """Return the settings that the tree depends on.
@@ -265,15 +265,15 @@ def check_options_used(settings: Settings, parts: UserParts) -> None:
     Raises:
         InputError: for an option without an effect, or an unknown schedule.
     """
-    row = schedule_row(settings.schedule)
-    row.make_policy(settings.schedule)
+    entry = schedule_entry(settings.schedule)
+    entry.make_policy(settings.schedule)
     given = {
         name: value
         for section, fields in section_fields().items()
         for name, field in fields.items()
         if (value := getattr(getattr(settings, section), name)) != field.default
     }
-    for why, names in _unused_options(settings, parts, row).items():
+    for why, names in _unused_options(settings, parts, entry).items():
         for name in (name for name in names if name in given):
             written = f"{flag_of(name)} {given[name]}"
             if isinstance(given[name], bool):
@@ -282,10 +282,10 @@ def check_options_used(settings: Settings, parts: UserParts) -> None:
 
 
 def _unused_options(
-    settings: Settings, parts: UserParts, row: ScheduleEntry
+    settings: Settings, parts: UserParts, entry: ScheduleEntry
 ) -> dict[str, tuple[str, ...]]:
     """Return the options that have no effect, grouped by the reason, as text."""
-    model, ignored = settings.model, row.unused_options
+    model, ignored = settings.model, entry.unused_options
     # with `--sparse-home host`, no schedule keeps KV on the device
     if settings.sparse.sparse_home == "host":
         ignored = ()
@@ -298,7 +298,7 @@ def _unused_options(
     if sparse == "auto":
         unread = ("sparse_correct", "sparse_home")
     elif sparse != "off":
-        unread = ("sparse_correct",) if method_of(sparse).query == "own" else ()
+        unread = ("sparse_correct",) if parse_method(sparse).query == "own" else ()
     return {
         f"--schedule {settings.schedule.schedule}": ignored,
         f"--sparse {sparse}": unread,

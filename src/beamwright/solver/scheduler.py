@@ -9,8 +9,8 @@ from functools import partial
 from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, TreeAdmission
 from beamwright.engine.decisions import StopRule
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PATIENCE_S, gets_thread, make_executor
-from beamwright.engine.scoring import Judged
+from beamwright.engine.executor import PATIENCE_S, has_own_thread, make_executor
+from beamwright.engine.scoring import VerifyEveryRule
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
     DEVICE_TIER,
@@ -90,11 +90,11 @@ class RequestScheduler:
         machinery, settings = self._machinery, self._machinery.settings.schedule
         models, verifier = (machinery.generator, *machinery.scorers), machinery.verifier
         exact, threads = machinery.exact, machinery.threads.count
-        beside = gets_thread(
+        beside = has_own_thread(
             settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=threads
         )
-        accounting, shown = self._maker.accounting, (machinery.timeline, machinery.progress)
-        parts = machinery.batch, machinery.verifiers, accounting, models
+        phase_timer, shown = self._maker.phase_timer, (machinery.timeline, machinery.progress)
+        parts = machinery.batch, machinery.verifiers, phase_timer, models
         executor = make_executor(settings, *parts, *shown, beside=beside)
         # If the verifier runs on its own thread, memory is not moved between the models, because
         # only that thread may use the verifier's store.
@@ -102,7 +102,7 @@ class RequestScheduler:
         return Engine(
             executor,
             self._schedule,
-            accounting,
+            phase_timer,
             payoff=machinery.payoff,
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
@@ -186,7 +186,7 @@ class RequestScheduler:
         search = problem.settings.search
         try:
             judges, tree = (
-                Judged.for_verifier(machinery.verifier, search.verify_every),
+                VerifyEveryRule.for_verifier(machinery.verifier, search.verify_every),
                 request.make_tree(),
             )
             machinery.batch.set_decoding(tree.root, problem.decoding(judges.sees))

@@ -11,8 +11,8 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.counters import PHASES, Counters, ratio_or_none
 from beamwright.engine.decisions import policy_name, store_answers, unfinished_paths
-from beamwright.engine.split import MovingSplit
-from beamwright.engine.timeline import Accounting
+from beamwright.engine.split import KVBudgetSplit
+from beamwright.engine.timeline import PhaseTimer
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import PolicyError
 from beamwright.plan.workload import dm_lower_bound_bytes
@@ -104,12 +104,12 @@ class SolutionMaker:
 
     def __init__(self, machinery: Machinery, schedule: SchedulePolicy) -> None:
         self._machinery, self._schedule = machinery, schedule
-        self.accounting = Accounting(counts=machinery.batch.counts)
-        self.moving: MovingSplit | None = None
+        self.phase_timer = PhaseTimer(counts=machinery.batch.counts)
+        self.moving: KVBudgetSplit | None = None
 
     def read_counters(self) -> Mark:
         """Return the current time and a copy of all counters, to be subtracted at the end."""
-        self.accounting.now()
+        self.phase_timer.now()
         return time.perf_counter(), self._machinery.counted()
 
     def make_solution(

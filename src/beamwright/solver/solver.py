@@ -16,7 +16,7 @@ from beamwright.config import Settings
 from beamwright.counters import Progress, Usage
 from beamwright.engine.chains import restore_kv
 from beamwright.engine.decisions import check_stops
-from beamwright.engine.prompts import Prompts
+from beamwright.engine.prompts import PromptRenderer
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
@@ -94,7 +94,7 @@ class Solver:
         self.codec, self.context = made.reader.codec, made.reader.context
         self.remote = made.remote
         vocab = made.reader.vocab
-        self._prompts = Prompts(self.codec, self.context, vocab, self.settings.model)
+        self._prompts = PromptRenderer(self.codec, self.context, vocab, self.settings.model)
         self._check(self._default)
         self._calls = CallLock()
         self._queue = SubmitQueue(lambda arrivals: self._run(arrivals, self.most_submitted))
@@ -296,7 +296,7 @@ class Solver:
             asked,
             problem,
             on_round,
-            prepare=lambda run: run.give_paths(given),
+            prepare=lambda run: run.add_given_paths(given),
             draws=False,
             priority=priority,
             submitted_s=time.perf_counter(),

@@ -63,7 +63,7 @@ def weigh(values: Tensor) -> Tensor:
     return torch.where(weight_mask(weights), weights, -torch.inf).softmax(-1)
 
 
-def predict(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tensor:
+def predict_query(queries: Tensor, weigh: Callable[[Tensor], Tensor] = weigh) -> Tensor:
     """Predict the next query [..., dim] by Equations 2 to 5.
 
     The weights for every k are applied to the queries one token later, and the W results are

@@ -1,4 +1,4 @@
-"""CacheRank: selects and loads KV for coming layers in the background (AsyncSpade, section 4.1)."""
+"""SelectionQueue: selects and loads KV for coming layers in the background (AsyncSpade, 4.1)."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ Pack = dict[int, LayerSelection]
 Work = Callable[[], Pack]
 
 
-class CacheRank:
-    """Queue of selections for coming layers: AsyncSpade's second device (section 4.1).
+class SelectionQueue:
+    """Queue of selections for coming layers: AsyncSpade's second device, the cache rank (4.1).
 
     A call that selects tokens for a pack of consecutive layers is pushed as soon as its inputs
     exist. Its result is taken when the first layer of the pack needs it.

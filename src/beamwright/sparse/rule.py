@@ -31,7 +31,7 @@ WINDOW = 16
 
 
 @dataclass(frozen=True)
-class Method:
+class SelectionMethod:
     """One way to select tokens.
 
     query: the query that keys are scored with. "own" is the token's own query. "ahead" is the query
@@ -64,12 +64,12 @@ class Method:
 
 # Methods by their names in `--sparse`. `exact` is AsyncSpade's Eq. 8. The lab adds two methods.
 METHODS = {
-    "exact": Method(),
-    "pages": Method(scores="both"),
-    "quest": Method(scores="pages"),
-    "ahead": Method("ahead"),
-    "ahead-pages": Method("ahead", "both"),
-    "asyncspade": Method("predicted"),
+    "exact": SelectionMethod(),
+    "pages": SelectionMethod(scores="both"),
+    "quest": SelectionMethod(scores="pages"),
+    "ahead": SelectionMethod("ahead"),
+    "ahead-pages": SelectionMethod("ahead", "both"),
+    "asyncspade": SelectionMethod("predicted"),
 }
 
 _OF_LAB = ("asyncspade-printed", "asyncspade-ridge")
@@ -77,8 +77,8 @@ _OPTIONS = {"pack": r"[1-9]\d*", "share": r"[1-9]\d*", "each": "kv|query", "wind
 
 
 @cache
-def method_of(text: str) -> Method:
-    """Parse `NAME` or `NAME,OPTION=VALUE,...`, with options of a `Method`.
+def parse_method(text: str) -> SelectionMethod:
+    """Parse `NAME` or `NAME,OPTION=VALUE,...`, with options of a `SelectionMethod`.
 
     Raises:
         InputError: for an unknown name or option, or an option without effect.
@@ -125,9 +125,9 @@ class SparseRule:
     correct: float | None = None
 
     @property
-    def how(self) -> Method:
-        """The `Method` that `method` names."""
-        return method_of(self.method)
+    def how(self) -> SelectionMethod:
+        """The `SelectionMethod` that `method` names."""
+        return parse_method(self.method)
 
     def budget(self, visible: int) -> int:
         """Return how many of `visible` tokens a row selects, including the current token."""

@@ -167,7 +167,7 @@ def _keys_of(store: SegmentStore, entry: Entry, num_tokens: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Token:
+class SelectionPass:
     """A decode iteration for which tokens are selected: one token of every row.
 
     seen: number of tokens that each row sees, this one included [rows].
@@ -252,7 +252,7 @@ class Selector:
 
     # --- scores ------------------------------------------------------------------------------
 
-    def scores(self, token: Token, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
+    def scores(self, token: SelectionPass, layer: int, guess: Tensor, foreseen: Tensor) -> Tensor:
         """Return the scores [rows, sets, group, units] of all units; -inf where a row has no token.
 
         A page's score is the upper bound on the scores of its keys.
@@ -306,8 +306,9 @@ class Selector:
     # --- selections --------------------------------------------------------------------------
 
     def select(
-        self, token: Token, layer: int, count: int, guess: Tensor, scores: Tensor, foreseen: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+        self, token: SelectionPass, layer: int, count: int, guess: Tensor, scores: Tensor,
+        foreseen: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Select `count` tokens for each row of the class that selects that number.
 
         guess, scores, foreseen: see `scores`; they contain all rows.
@@ -348,12 +349,12 @@ class Selector:
         taken = torch.zeros_like(scores[:, :, 0], dtype=torch.bool).scatter_(2, chosen, value=True)
         return scores.masked_fill(taken.unsqueeze(2), -torch.inf).logsumexp(-1)
 
-    def _num_own(self, token: Token) -> int:
+    def _num_own(self, token: SelectionPass) -> int:
         """Return the number of columns for tail tokens, the token that is planned next included."""
         most = max(self._tail.num_tokens, token.num_places)
         return round_up(most, _COLUMN_MULTIPLE * self._unit)
 
-    def _masks(self, token: Token, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _masks(self, token: SelectionPass, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the columns of each unit, a mask of visible ones, and a mask of forced ones.
 
         Each is [rows, 1, units, unit]. Rows always select their first and their newest tokens.

@@ -1,9 +1,9 @@
 """The attention view of sparse decoding: rows with long paths attend to selected tokens.
 
-A layer's tokens are selected (`CacheRank`) as soon as its queries are known or estimated. Queries
-are estimated from the layer before, or from earlier tokens while the previous token is computed. A
-row's selection depends only on its path, not on other rows of the batch or on timing. Rows that see
-few tokens attend to all of them, bitwise equal to attention without `--sparse`.
+A layer's tokens are selected (`SelectionQueue`) as soon as its queries are known or estimated.
+Queries are estimated from the layer before, or from earlier tokens while the previous token is
+computed. A row's selection depends only on its path, not on other rows of the batch or on timing.
+Rows that see few tokens attend to all of them, bitwise equal to attention without `--sparse`.
 
 A row's last queries, from which the next ones are predicted, are attached to the segment that the
 row writes. These queries begin anew with each step, or continue those of the previous step. Saved
@@ -27,10 +27,10 @@ from beamwright.errors import InputError
 from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
-from beamwright.sparse.predict import predict, weigh
-from beamwright.sparse.rank import CacheRank, LayerSelection, Pack, Selected
+from beamwright.sparse.predict import predict_query, weigh
+from beamwright.sparse.rank import LayerSelection, Pack, Selected, SelectionQueue
 from beamwright.sparse.rule import WINDOW, SparseRule
-from beamwright.sparse.select import Selector, Token
+from beamwright.sparse.select import SelectionPass, Selector
 
 # Queries kept before the newest one.
 #
@@ -40,7 +40,7 @@ _REMEMBERED = WINDOW + 2 * 16
 
 
 @dataclass
-class Memory:
+class QueryHistory:
     """The queries of a row's newest tokens, from which the next query is predicted.
 
     queries: [tokens, heads, head_dim] for each layer, the newest last.
@@ -52,11 +52,11 @@ class Memory:
     queries: dict[int, Tensor] = field(default_factory=dict)
     tokens: int = 0
 
-    def for_child(self, tokens: int) -> Memory:
+    def for_child(self, tokens: int) -> QueryHistory:
         """Return the memory of a child row, for a step that ended after `tokens` tokens."""
         over = max(0, self.tokens - tokens)
         held = self.queries.items()
-        return Memory({layer: known[: len(known) - over] for layer, known in held if
+        return QueryHistory({layer: known[: len(known) - over] for layer, known in held if
                        len(known) > over})  # fmt: skip
 
 
@@ -64,35 +64,35 @@ class SparseDecode(DecodeView):
     """Decode view, one token per row, in which rows with long paths attend to selected tokens."""
 
     def __init__(
-        self, rule: SparseRule, rank: CacheRank, store: SegmentStore, paths: Sequence[Path],
+        self, rule: SparseRule, rank: SelectionQueue, store: SegmentStore, paths: Sequence[Path],
         tail: Tail,
     ) -> None:  # fmt: skip
         self._rule, self._rank, self._store, self._tail = rule, rank, store, tail
         self.looks_ahead = rule.how.query == "ahead"
         self._layout, self._counts = store.pool.layout, store.counts
-        self._memories = [Memory() for _ in paths]
+        self._histories = [QueryHistory() for _ in paths]
         self._live = [True] * len(paths)
         self._packs = [
             rule.pack_of(layer, self._layout.num_layers) for layer in range(self._layout.num_layers)
         ]
         self._dense: TreeDecode | None = None
         self._selector: Selector | None = None
-        self._token: Token | None = None
-        self._next: Token | None = None
+        self._token: SelectionPass | None = None
+        self._next: SelectionPass | None = None
         self._open(list(paths))
 
     def bind_segments(self, segments: Sequence[Segment | None]) -> None:
         """Set the segment that each row writes, and find the row's past queries; None: padding."""
-        self._memories = []
+        self._histories = []
         for path, segment in zip(self._paths, segments, strict=True):
             if segment is not None and segment.attention_data is None:
                 before = path[-1] if path and self._rule.how.window == "path" else None
                 known = None if before is None else before.segment.attention_data
                 segment.attention_data = (
-                    known.for_child(before.visible) if before and known else Memory()
+                    known.for_child(before.visible) if before and known else QueryHistory()
                 )
                 segment.attention_data.tokens = segment.length
-            self._memories.append(Memory() if segment is None else segment.attention_data)
+            self._histories.append(QueryHistory() if segment is None else segment.attention_data)
 
     def foresee(self, layer: int, query: Tensor) -> None:
         """Start to select a layer's tokens by the estimated `query`."""
@@ -137,11 +137,11 @@ class SparseDecode(DecodeView):
         """Keep these rows only, in this order. Shared segments are packed again."""
         kept, paths = rows.tolist(), self._held_paths()
         self._close()
-        self._memories = [self._memories[row] for row in kept]
+        self._histories = [self._histories[row] for row in kept]
         self._live = [self._live[row] for row in kept]
         self._open([paths[row] for row in kept])
 
-    def count_rows(self, num_rows: int) -> None:
+    def set_num_rows(self, num_rows: int) -> None:
         """Treat all rows after the first `num_rows` as padding."""
         self.deactivate_rows(range(num_rows, len(self._live)))
 
@@ -149,7 +149,7 @@ class SparseDecode(DecodeView):
         """Stop reading the KV of these rows. All selections made so far are discarded."""
         gone = [row for row in rows if self._live[row]]
         for row in gone:
-            self._live[row], self._memories[row] = False, Memory()
+            self._live[row], self._histories[row] = False, QueryHistory()
         if gone:
             self._forget()
 
@@ -185,7 +185,7 @@ class SparseDecode(DecodeView):
 
     # --- one token ---------------------------------------------------------------------------
 
-    def _begin_token(self) -> Token:
+    def _begin_token(self) -> SelectionPass:
         """Return the current token of all rows; begin a new one if the last one is complete."""
         if self._token is not None:
             return self._token
@@ -201,12 +201,12 @@ class SparseDecode(DecodeView):
             self._dense = TreeDecode(self._store, self._held_paths(), self._tail)
         if not early and self._rule.how.query == "predicted":
             last = self._layout.num_layers - 1
-            if selecting and all(last in self._memories[row].queries for row in selecting):
+            if selecting and all(last in self._histories[row].queries for row in selecting):
                 for pack in dict.fromkeys(self._packs[self._rule.full_layers :]):
                     self._push(token, pack)
         return token
 
-    def _plan(self, ahead: int) -> Token:
+    def _plan(self, ahead: int) -> SelectionPass:
         """Compute how many tokens each row selects, for the current token (0) or the next (1)."""
         places = self._tail.places + ahead
         device, budgets = self._store.compute_device, dict[int, list[int]]()
@@ -218,10 +218,10 @@ class SparseDecode(DecodeView):
         classes = {n: torch.tensor(rows, device=device) for n, rows in budgets.items()}
         if classes and self._selector is None:
             self._selector = Selector(self._rule, self._store, self._held_paths(), self._tail)
-        return Token(torch.tensor(seen, device=device), places, max(at) + 1, classes)
+        return SelectionPass(torch.tensor(seen, device=device), places, max(at) + 1, classes)
 
     def _remember(self, layer: int, query: Tensor) -> None:
-        for row, memory in enumerate(self._memories):
+        for row, memory in enumerate(self._histories):
             if self._live[row]:
                 new, old = query[row].unsqueeze(0), memory.queries.get(layer)
                 kept = [] if old is None else [old[-_REMEMBERED:]]
@@ -238,12 +238,12 @@ class SparseDecode(DecodeView):
         if self._next.classes:
             self._push(self._next, pack)
 
-    def _push(self, token: Token, pack: range) -> None:
+    def _push(self, token: SelectionPass, pack: range) -> None:
         leading = [layer for layer in pack if self._rule.leader(layer) == layer]
-        known = {layer: [each.queries.get(layer) for each in self._memories] for layer in leading}
+        known = {layer: [each.queries.get(layer) for each in self._histories] for layer in leading}
         self._rank.push(pack[0], partial(self._select_predicted, token, pack, known))
 
-    def _selected(self, token: Token, layer: int, query: Tensor) -> list[Selected]:
+    def _selected(self, token: SelectionPass, layer: int, query: Tensor) -> list[Selected]:
         """Return the tokens that each class of rows reads in one layer.
 
         Heads whose true query differs too much from the estimated one select by the true query.
@@ -254,7 +254,7 @@ class SparseDecode(DecodeView):
             return selection.selected
         if selection is None:
             if self._rule.how.query == "predicted":
-                known = {layer: [each.queries.get(layer) for each in self._memories]}
+                known = {layer: [each.queries.get(layer) for each in self._histories]}
                 guess, foreseen = self._predicted(token, known, query)
                 guess = guess[0]
             else:
@@ -278,7 +278,7 @@ class SparseDecode(DecodeView):
         return selection.selected
 
     def _select_predicted(
-        self, token: Token, pack: range, known: Mapping[int, Sequence[Tensor | None]]
+        self, token: SelectionPass, pack: range, known: Mapping[int, Sequence[Tensor | None]]
     ) -> Pack:
         """Select tokens for a pack of layers by predicted queries.
 
@@ -290,7 +290,7 @@ class SparseDecode(DecodeView):
         return self._select_tokens(token, pack, dict(zip(known, guesses, strict=True)), foreseen)
 
     def _select_tokens(
-        self, token: Token, layers: range, guesses: Mapping[int, Tensor], foreseen: Tensor
+        self, token: SelectionPass, layers: range, guesses: Mapping[int, Tensor], foreseen: Tensor
     ) -> Pack:
         """Select tokens for these layers, and fetch the selected keys and values.
 
@@ -322,7 +322,7 @@ class SparseDecode(DecodeView):
         return by_layer
 
     def _predicted(
-        self, token: Token, known: Mapping[int, Sequence[Tensor | None]], query: Tensor
+        self, token: SelectionPass, known: Mapping[int, Sequence[Tensor | None]], query: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Predict each row's query in each layer of `known` from the queries of earlier tokens.
 
@@ -341,7 +341,7 @@ class SparseDecode(DecodeView):
             held = [[of[row][-count:] for row in rows] for of in known.values()]  # type: ignore[index]
             windows = torch.stack([torch.stack(each) for each in held]).transpose(2, 3)
             index = torch.tensor(rows, device=query.device)
-            guess[:, index] = predict(windows, self._rule.how.weigh or weigh).to(guess.dtype)
+            guess[:, index] = predict_query(windows, self._rule.how.weigh or weigh).to(guess.dtype)
             foreseen[index] = True
         return guess, foreseen
 
@@ -383,7 +383,7 @@ class SparseAttention(AttentionBackend):
         self._rule, self._threaded = rule, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
-        rank = CacheRank(store.counts, threaded=self._threaded)
+        rank = SelectionQueue(store.counts, threaded=self._threaded)
         return SparseDecode(self._rule, rank, store, paths, tail)
 
     def prefill_view(

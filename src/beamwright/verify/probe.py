@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from beamwright.engine.row import state_of
+from beamwright.engine.row import get_generator_state
 from beamwright.errors import InputError, message_of
 from beamwright.io import write_atomically
 from beamwright.models.decoder import Decoder, Linear, apply_in_tiles
@@ -164,7 +164,7 @@ class ProbeVerifier:
         hidden, counts = list[Tensor](), list[int]()
         ids, logprobs = list[int](), list[float]()
         for step in steps:
-            states = () if (state := state_of(step)) is None else state.drawn_from
+            states = () if (state := get_generator_state(step)) is None else state.drawn_from
             count = sum(map(len, states))
             counts.append(count)
             if state is not None and count:

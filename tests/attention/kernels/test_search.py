@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from beamwright.kv.pool import SharedMemory
+from beamwright.kv.pool import SharedPoolMemory
 from beamwright.kv.segments import PathPart
 from beamwright.models.linear import prepack_linear
 from beamwright.models.prefill import PrefillRequest
@@ -41,7 +41,7 @@ def test_rows_are_read_and_written_where_their_blocks_have_been_moved_to(kernels
     for moves in (False, True):
         model, other = (
             TreeModel(decoder, kernels("triton-tree"), budget, shared=shared)
-            for shared in [SharedMemory(1 << 14, 1 << 10)]
+            for shared in [SharedPoolMemory(1 << 14, 1 << 10)]
             for budget in (1 << 14, 0)
         )
         gone, root, *own = (model.store.create() for _ in range(4))

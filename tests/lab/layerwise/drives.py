@@ -39,7 +39,7 @@ class Drive:
         ]
         self.view = self.attention.decode_view(self.store, self.paths, self.tail)
         if self.real is not None:
-            self.view.count_rows(self.real)
+            self.view.set_num_rows(self.real)
 
     def begin(self, length):
         """Every row has so many tokens in its tail, and gets one more."""

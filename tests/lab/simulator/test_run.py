@@ -7,7 +7,7 @@ import pytest
 from beamwright.errors import CapacityError
 from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
-from beamwright.plan.fits import Scorer
+from beamwright.plan.fits import VerifierCosts
 from beamwright.plan.times import estimate
 from beamwright.plan.workload import Workload
 from beamwright.sections import StepSettings
@@ -137,7 +137,7 @@ def test_the_estimate_of_scoring_is_near(num_beams, step_tokens):
     tree = grow(SyntheticSearch(num_beams, 2, 128, 600, step_tokens))
     step = StepSettings(step_tokens=step_tokens, max_step_tokens=step_tokens, max_tokens=600)
     found = simulate(replace(scored_case("in-gpu", tree=tree, prm_budget=20 * GIB), step=step))
-    planned = estimate(work, SMALL, CARD, 4 * GIB, Scorer(PRM, 20 * GIB))["in-gpu/tree"]
+    planned = estimate(work, SMALL, CARD, 4 * GIB, VerifierCosts(PRM, 20 * GIB))["in-gpu/tree"]
     assert planned.verify_s == pytest.approx(found.verify_s, rel=0.03)
 
 

@@ -56,12 +56,12 @@ class LayerwiseDecode(LayerStreams, DecodeView):
         return context
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Continue with these rows; all of them are real, see `count_rows`."""
+        """Continue with these rows; all of them are real, see `set_num_rows`."""
         self._inner.keep_rows(rows)
         kept = [self.placement.rows[row] for row in rows.tolist()]
         self.use_rows(kept, len(kept))
 
-    def count_rows(self, num_rows: int) -> None:
+    def set_num_rows(self, num_rows: int) -> None:
         """Count only the first `num_rows` rows as real; the rest pad the batch.
 
         The KV of padding rows is neither streamed nor counted, and their context is meaningless.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from beamwright.schedule import schedule, schedule_row
+from beamwright.schedule import schedule, schedule_entry
 from beamwright.schedule.declare import GROUPING_OPTIONS, InGpuSchedule
 from beamwright.sections import ScheduleSettings
 
@@ -34,4 +34,4 @@ class LayerwiseSchedule(InGpuSchedule):
 
 def streams_layers(settings: ScheduleSettings) -> bool:
     """Return whether `--schedule` names layer-wise offloading."""
-    return issubclass(schedule_row(settings).make, LayerwiseSchedule)
+    return issubclass(schedule_entry(settings).make, LayerwiseSchedule)

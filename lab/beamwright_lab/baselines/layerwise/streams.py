@@ -243,7 +243,7 @@ class LayerStreams:
         self._discard_ahead()
         self.placement.rows, self.placement.num_real = rows, num_real
         self._sealed_tokens = None
-        self._tail.count_rows(num_real)
+        self._tail.set_num_rows(num_real)
 
     def held_bytes(self) -> int:
         """Return the bytes of the real rows' KV in one layer, without the tokens being computed."""

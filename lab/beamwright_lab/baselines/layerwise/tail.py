@@ -217,7 +217,7 @@ class LayeredTail:
         rows = torch.tensor([*kept, *[0] * (num_rows - len(kept))], dtype=torch.long)
         self._pick(rows.clamp(max=self.num_real - 1))
 
-    def count_rows(self, num_real: int) -> None:
+    def set_num_rows(self, num_real: int) -> None:
         """Keep only the first `num_real` rows as rows with KV of their own."""
         if num_real != self.num_real:
             self._pick(torch.arange(num_real))
