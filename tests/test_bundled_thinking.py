@@ -39,16 +39,18 @@ def test_a_start_and_an_end_are_one_token_each_and_no_special_ones(codec):
 
 def test_the_template_writes_an_empty_thought_where_none_is_wanted(codec):
     def prompt(**given):
-        return codec.chat(ASKED, add_generation_prompt=True, given=given)
+        return codec.apply_chat_template(ASKED, add_generation_prompt=True, given=given)
 
     assert prompt() == prompt(enable_thinking=True) == "<|bos|>How many?\n\n"
     assert prompt(enable_thinking=False) == "<|bos|>How many?\n\n" + EMPTY
-    assert codec.chat(ASKED, given={"enable_thinking": False}) == "<|bos|>How many?\n\n"
+    assert (
+        codec.apply_chat_template(ASKED, given={"enable_thinking": False}) == "<|bos|>How many?\n\n"
+    )
 
 
 def test_the_template_drops_thoughts_of_earlier_turns(codec):
     said = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFive."}
-    text = codec.chat([*ASKED, said, *ASKED], add_generation_prompt=True)
+    text = codec.apply_chat_template([*ASKED, said, *ASKED], add_generation_prompt=True)
     assert text == "<|bos|>How many?\n\nFive.<|eos|>How many?\n\n"
 
 
@@ -60,4 +62,4 @@ def test_our_template_and_transformers_agree(codec):
         said = theirs.apply_chat_template(
             ASKED, tokenize=False, add_generation_prompt=True, **given
         )
-        assert said == codec.chat(ASKED, add_generation_prompt=True, given=given)
+        assert said == codec.apply_chat_template(ASKED, add_generation_prompt=True, given=given)

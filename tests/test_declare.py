@@ -14,7 +14,7 @@ from beamwright.saved.checkpoint import read_checkpoint, resumed_settings
 from beamwright.search import STRATEGIES, strategy
 from beamwright.search.best_of_n import BestOfN
 from beamwright.sections import ModelSettings, Section
-from beamwright.verify.find import known_verifiers, resolve_verifier
+from beamwright.verify.find import resolve_verifier, verifier_hint
 from beamwright.verify.scorers import WITHOUT_MODEL
 from declared import restored
 from engines import PROBLEM
@@ -115,7 +115,7 @@ class Mine(BestOfN):
     half: float = option(1.0, help="x")
 
 
-BUILT_IN = {name.partition(":")[0] for name in known_verifiers("").split(": ", 1)[1].split(", ")}
+BUILT_IN = {name.partition(":")[0] for name in verifier_hint("").split(": ", 1)[1].split(", ")}
 
 
 @pytest.mark.parametrize(

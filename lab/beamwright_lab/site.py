@@ -22,7 +22,7 @@ from beamwright import Solver
 from beamwright.cli.app import make_app
 from beamwright.config import Settings
 from beamwright.io import installed_entry_points
-from beamwright.registry import flag_of, option_extra, rows_for_flag
+from beamwright.registry import entries_for_flag, flag_of, option_extra
 from beamwright.search import STRATEGIES
 from beamwright.serve.body import NEUTRAL
 from beamwright_lab.common import table
@@ -169,7 +169,7 @@ def settings_page() -> str:
         parts += [f"## {section}", (kind.__doc__ or "").strip()]
         parts.append(_settings_table(kind.model_fields))
         for name in kind.model_fields:
-            rows = STRATEGIES.values() if name == "search" else rows_for_flag(flag_of(name))
+            rows = STRATEGIES.values() if name == "search" else entries_for_flag(flag_of(name))
             for row in rows:
                 if row.options:
                     parts += [f"### {name}: {row.name}", row.meaning, _settings_table(row.options)]

@@ -57,7 +57,7 @@ class Settings(Section):
         """
         given = load_recipe(Path(recipe)) if recipe else {}
         source = f"recipe {recipe}: " if recipe else ""
-        owners = option_owners()
+        owners = option_sections()
         for section, keys in given.items():
             if section not in cls.model_fields:
                 raise InputError(source + _no_section(section, owners))
@@ -84,7 +84,7 @@ class Settings(Section):
     def _with(
         cls, given: dict[str, dict[str, Any]], options: dict[str, Any], source: str = ""
     ) -> Settings:
-        owners = option_owners()
+        owners = option_sections()
         for name, value in options.items():
             if name not in owners:
                 raise InputError(_unknown(name, owners))
@@ -112,7 +112,7 @@ def section_fields() -> dict[str, dict[str, FieldInfo]]:
     return {name: info.annotation.model_fields for name, info in sections}
 
 
-def option_owners() -> dict[str, str]:
+def option_sections() -> dict[str, str]:
     """Return the section of every option, by the option's name.
 
     Options that strategies, schedules and verifiers declare are included once their packages are

@@ -147,7 +147,7 @@ def ratio_or_none(total: float, num: int) -> float | None:
     return total / num if num else None
 
 
-class Level(NamedTuple):
+class TierUsage(NamedTuple):
     """Bytes of KV on one tier at one moment, and the tier's budget."""
 
     used_bytes: int
@@ -164,15 +164,15 @@ class Usage:
     counters: counts by owner: the "engine" itself, and each model's KV.
     """
 
-    levels: Mapping[tuple[str, str], Level]
+    levels: Mapping[tuple[str, str], TierUsage]
     counters: Mapping[str, Counters]
 
     def __add__(self, other: Usage) -> Usage:
         """Return the summed usage of two engines with the same models."""
         levels, counters = dict(self.levels), dict(self.counters)
         for key, level in other.levels.items():
-            mine = levels.get(key, Level(0, 0))
-            levels[key] = Level(
+            mine = levels.get(key, TierUsage(0, 0))
+            levels[key] = TierUsage(
                 mine.used_bytes + level.used_bytes, mine.budget_bytes + level.budget_bytes
             )
         for name, counted in other.counters.items():

@@ -182,12 +182,12 @@ def declared_options() -> dict[str, str]:
     }
 
 
-def rows_for_flag(flag: str) -> list[TableEntry]:
+def entries_for_flag(flag: str) -> list[TableEntry]:
     """Return the rows that an option such as `--search` can name; empty for other options."""
     return [row for table in _TABLES if table.flag == flag for row in table.values()]
 
 
-def rows_with_option(name: str) -> list[TableEntry]:
+def entries_with_option(name: str) -> list[TableEntry]:
     """Return the rows of all tables that have an option with this name."""
     return [row for table in _TABLES for row in table.owners(name)]
 

@@ -151,7 +151,7 @@ class ModelSettings(OpenSection):
         return "bundled" if self.model in ("bundled", "bundled:strong") else "none"
 
     @property
-    def scorer(self) -> str:
+    def verifier_or_default(self) -> str:
         """The verifier that the user named, or the default."""
         return self.default_verifier if self.verifier is None else self.verifier
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from beamwright.cli.live import LiveTree, Status, draw_answers, draw_tree
+from beamwright.cli.live import LiveTree, StatusLine, draw_answers, draw_tree
 from beamwright.engine.decisions import store_answers
 from beamwright.search.answers import Mathematics
 from beamwright.tree import StopReason
@@ -90,7 +90,7 @@ def test_answers_are_counted():
 
 def test_the_status_says_what_goes_on_and_how_fast():
     clock = VirtualClock()
-    status = Status(clock)
+    status = StatusLine(clock)
     status.doing("loading the generator bundled")
     clock.advance(2.0)
     assert str(status) == "loading the generator bundled | 2 s"
@@ -105,7 +105,7 @@ def test_the_status_says_what_goes_on_and_how_fast():
 def test_the_live_view_on_any_terminal(reports, encoding):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=stream, width=70, height=12, force_terminal=True)
-    with LiveTree(console, "What is 6*7?", Status()) as live:
+    with LiveTree(console, "What is 6*7?", StatusLine()) as live:
         for report in reports(num_rounds=6):
             live.show(report)
     stream.flush()

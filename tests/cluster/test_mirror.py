@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from beamwright import Solver
-from beamwright.cluster.mirror import Mirror, TreeChanges
+from beamwright.cluster.mirror import Mirror, TreeChangeCollector
 from beamwright.page.runs import PageChanges
-from beamwright.serve.answers import final_text
+from beamwright.serve.answers import settled_text
 from beamwright.tree import SearchTree, tree_hash
 
 PROBLEM = "Ann has 12 apples. She eats 3. How many are left?"
@@ -47,7 +47,7 @@ def test_a_worker_may_count_on_while_steps_are_compared():
         def copy(self):
             return Counter(dict(self.items()))
 
-    changes, tree = TreeChanges(), SearchTree("p", (1,), "")
+    changes, tree = TreeChangeCollector(), SearchTree("p", (1,), "")
     tree.root.usage = Counted(verifier_prefilled=1)
     (begun,), (told, *others) = changes.collect(tree).steps, changes.collect(tree).steps or [None]
     assert begun.attributes["usage"] == Counter(verifier_prefilled=1)
@@ -56,14 +56,14 @@ def test_a_worker_may_count_on_while_steps_are_compared():
 
 @pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])
 def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
-    changes, mirror, there, here = TreeChanges(), Mirror(), PageChanges(), PageChanges()
+    changes, mirror, there, here = TreeChangeCollector(), Mirror(), PageChanges(), PageChanges()
 
     def hear(report):
         sent = pickle.loads(pickle.dumps(changes.collect(report.tree, report)))
         mirror.apply(sent)
         same(report, mirror.report(sent))
         assert facts(report.tree) == facts(mirror.tree)
-        assert final_text(report.tree) == final_text(mirror.tree)
+        assert settled_text(report.tree) == settled_text(mirror.tree)
         assert there.changes(report.tree) == here.changes(mirror.tree)
 
     solution = solver.solve(PROBLEM, on_round=hear, search=search, seed=2)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from beamwright.config import option_owners
+from beamwright.config import option_sections
 from beamwright_lab import pairs, papers, publish, site
 
 
@@ -26,7 +26,7 @@ def test_every_command_has_its_options(cli):
 
 def test_every_setting_is_there_once_or_under_its_owners():
     page = site.settings_page()
-    for name in option_owners():
+    for name in option_sections():
         assert f"| `{name}` |" in page, name
 
 

@@ -17,7 +17,7 @@ from beamwright.io import read_yaml
 from beamwright.models import adapter, survey
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.hf_config import read_shape
-from beamwright.models.load import inspect_model, load_model, read_reference
+from beamwright.models.load import inspect_model, load_model, load_reference_model
 from beamwright.sections import ModelSettings
 from engines import exact_dtype, logprobs, prefilled
 
@@ -54,7 +54,7 @@ def tokens(count=64):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_log_probabilities_are_those_of_transformers(write, kind):
     folder, ids = write(kind), tokens()
-    reference = read_reference(folder, torch.float32).eval()
+    reference = load_reference_model(folder, torch.float32).eval()
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
     decoder = load(folder, decoder="auto").decoder

@@ -14,7 +14,7 @@ from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import GroupedLinear, JoinedLinear, join_projections
 from beamwright.models.linear import Int8Linear, quantise_linear
-from beamwright.models.streaming import CodedLinear, StreamedLinear, product
+from beamwright.models.streaming import CodedLinear, KernelLinear, product
 from beamwright.models.trials import KernelChooser
 from beamwright.plan.costs import Storage
 from engines import prefilled, random_decoder
@@ -44,9 +44,9 @@ def one_number_of_rows(monkeypatch):
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 def test_products_are_those_of_what_codes_stand_for(few_parts, bits, group):
     linear = grouped(bits, group, bias=True)
-    codes, values = Codes.of(linear), linear.values(slice(None))
-    assert codes.words.nbytes + codes.ends.nbytes == linear.weight.nbytes
-    assert torch.equal(codes.values(torch.float16), values.half())
+    codes, values = Codes.of(linear), linear.dequantise(slice(None))
+    assert codes.words.nbytes + codes.scales_and_lows.nbytes == linear.weight.nbytes
+    assert torch.equal(codes.dequantise(torch.float16), values.half())
     for rows in (1, 40):
         x = drawn(rows, 256)
         exact = F.linear(x.double(), values.double(), linear.bias.double())
@@ -60,8 +60,11 @@ def test_values_are_rounded_once():
     whole = Int8Linear(weight, None)
     exact = whole.weight.double() * whole.scale.double()[:, None]
     int4 = quantise_linear(Linear(weight), Storage.INT4)
-    for linear, expected in ((whole.grouped(), exact), (int4, int4.values(slice(None)).double())):
-        found = Codes.of(linear).values(torch.float16)
+    for linear, expected in (
+        (whole.grouped(), exact),
+        (int4, int4.dequantise(slice(None)).double()),
+    ):
+        found = Codes.of(linear).dequantise(torch.float16)
         assert ((found - expected).abs() <= 1e-6 + 2**-10.9 * expected.abs()).all()
 
 
@@ -87,7 +90,7 @@ def test_what_the_kernel_takes_goes_there(monkeypatch):
     streams = KernelChooser(always=True, dtype=torch.float16)
     parts = [grouped(4, 32, 32), grouped(8, 16, 32, bias=True), Linear(drawn(80, 256))]
     kinds = [type(part) for part in streams(JoinedLinear(parts)).parts]
-    assert kinds == [CodedLinear, CodedLinear, StreamedLinear]
+    assert kinds == [CodedLinear, CodedLinear, KernelLinear]
     odd = grouped(4, 24, columns=384), grouped(4, 64, outputs=72), grouped(4, 64, columns=192)
     for linear in odd:
         assert streams(linear) is linear, "groups, outputs and columns are whole tiles"
@@ -96,7 +99,7 @@ def test_what_the_kernel_takes_goes_there(monkeypatch):
 
 def summed(x, weight, bias=None, parts=None, leak=0):
     """Row by row; leak: what many rows make of it."""
-    weight = weight.values(x.dtype) if isinstance(weight, Codes) else weight
+    weight = weight.dequantise(x.dtype) if isinstance(weight, Codes) else weight
     found = (x.float().unsqueeze(1) * weight.float()).sum(-1)
     return found.to(x.dtype) + leak * (len(x) > 256)
 
@@ -115,10 +118,10 @@ def test_many_rows_are_the_library_s_where_it_has_the_bits(monkeypatch):
 def test_a_card_on_which_the_kernel_is_wrong_turns_tiles_back(monkeypatch):
     linear = grouped(4, 64)
     monkeypatch.setattr(
-        trials, "product", lambda x, codes, bias: F.linear(x, codes.values(x.dtype)) * 0.9
+        trials, "product", lambda x, codes, bias: F.linear(x, codes.dequantise(x.dtype)) * 0.9
     )
     assert KernelChooser(always=True, dtype=torch.float16)(linear) is linear
-    monkeypatch.setattr(Codes, "values", lambda self, dtype: drawn(80, 256))
+    monkeypatch.setattr(Codes, "dequantise", lambda self, dtype: drawn(80, 256))
     assert KernelChooser(always=True, dtype=torch.float16)(linear) is linear
 
 

@@ -16,7 +16,7 @@ from beamwright.models import dense, layer_kernels, linear, streaming
 from beamwright.models.dense import Norm, fused_kernels
 from beamwright.models.linear import make_packer, prepack_linear
 from beamwright.models.load import load_model
-from beamwright.models.streaming import StreamedLinear
+from beamwright.models.streaming import KernelLinear
 from beamwright.models.trials import KernelChooser
 from beamwright.plan.costs import Storage
 from beamwright.sections import ModelSettings
@@ -91,7 +91,7 @@ def test_residual_and_norm(rows, kind, width, dtype):
 def test_the_norm_adds_up_the_parts_of_a_product_as_the_product_does(dtype, monkeypatch):
     monkeypatch.setattr(streaming, "count_parts", lambda *_: 3)
     inner, weight = drawn(8, 384, dtype=dtype), drawn(80, 384, dtype=dtype)
-    down, x, norm = StreamedLinear(weight), drawn(8, 80, dtype=dtype), norm_of(80, dtype)
+    down, x, norm = KernelLinear(weight), drawn(8, 80, dtype=dtype), norm_of(80, dtype)
     parts = down.partial_sums(inner)
     assert parts.shape == (3, 8, 80)
     added, apart = x.clone(), x.clone()
@@ -99,7 +99,7 @@ def test_the_norm_adds_up_the_parts_of_a_product_as_the_product_does(dtype, monk
         layer_kernels.add_norm(apart, parts, norm), layer_kernels.add_norm(added, down(inner), norm)
     )
     assert torch.equal(apart, added)
-    biased = StreamedLinear(weight, weight[:, 0].clone())
+    biased = KernelLinear(weight, weight[:, 0].clone())
     assert torch.equal(biased.partial_sums(inner), biased(inner)), "a bias is added to the whole"
 
 

@@ -50,7 +50,7 @@ def test_int4_is_off_by_half_a_step_at_most_and_multiplied_in_tiles():
     rows, columns = 2 * _CACHED_VALUES // (2 * INT4_GROUP) + 24, 2 * INT4_GROUP
     original = Linear(draw(0, rows, columns), draw(1, rows))
     linear = quantise_linear(original, Storage.INT4)
-    values = linear.values(slice(None))
+    values = linear.dequantise(slice(None))
     groups = original.weight.view(rows, 2, INT4_GROUP)
     step = (groups.amax(2) - groups.amin(2)).repeat_interleave(INT4_GROUP, dim=1) / 15
     assert ((values - original.weight).abs() <= 0.502 * step).all()  # scale and low: 11 bits
@@ -65,7 +65,7 @@ def test_columns_that_fill_no_group_are_no_columns(columns, dtype):
     kind = getattr(torch, dtype)
     linear = quantise_linear(Linear(draw(0, 24, columns).to(kind)), Storage.INT4)
     x = draw(1, 8, columns).to(kind)
-    found, expected = linear(x), F.linear(x, linear.values(slice(None)).to(kind))
+    found, expected = linear(x), F.linear(x, linear.dequantise(slice(None)).to(kind))
     assert found.dtype == kind
     assert (found - expected).abs().max() <= 2 * torch.finfo(kind).eps * 8 * expected.abs().max()
 
@@ -77,17 +77,17 @@ def test_torchs_operator_turns_groups_back_as_plain_torch_does(monkeypatch, bits
         2**bits, (48, 3 * group), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
     linear = GroupedLinear.of(bits, codes, *(draw(seed, 48, 3).half().float() for seed in (1, 2)))
-    scale, low = linear.ends.float().split(1, dim=-1)
+    scale, low = linear.scales_and_lows.float().split(1, dim=-1)
     expected = (codes.view(48, 3, group).float() * scale + low).flatten(1)
     assert torch.equal(dequantise_table(linear.weight, bits), expected)
-    assert torch.equal(linear.values(slice(8, 40)), expected[8:40])
+    assert torch.equal(linear.dequantise(slice(8, 40)), expected[8:40])
 
     def wrong(table):
         return torch.zeros(len(table), group)
 
     can_unpack.cache_clear()
     monkeypatch.setitem(UNPACK, bits, wrong)
-    assert torch.equal(linear.values(slice(8, 40)), expected[8:40])  # it is not trusted
+    assert torch.equal(linear.dequantise(slice(8, 40)), expected[8:40])  # it is not trusted
     can_unpack.cache_clear()
 
 

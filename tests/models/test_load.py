@@ -11,7 +11,7 @@ from beamwright.errors import InputError, UnavailableError, UnsupportedModelErro
 from beamwright.io import read_toml_beside
 from beamwright.models import load
 from beamwright.models.hub import resolve_folder
-from beamwright.models.load import free_bytes, load_model, resolve_dtype
+from beamwright.models.load import load_model, make_free_memory_reader, resolve_dtype
 from beamwright.models.named import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.survey import shape_of, survey_model
 from beamwright.sections import ModelSettings
@@ -103,7 +103,7 @@ def test_a_card_without_a_number_says_what_is_free(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, {1: value}.__getitem__)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     for device in ("cuda", "cuda:1"):
-        assert free_bytes(torch.device(device))() == 3900
+        assert make_free_memory_reader(torch.device(device))() == 3900
 
 
 def test_an_inline_shape_is_what_it_says():

@@ -45,7 +45,7 @@ def in_8_bits(x):
 
 def values(linear):
     parts = UNPACK_BLOCKS[linear.kind](linear.weight.view(-1, BLOCKS[linear.kind][2]))
-    return parts.values().view(-1, COLUMNS)
+    return parts.dequantise().view(-1, COLUMNS)
 
 
 @needs_library
@@ -104,7 +104,7 @@ def test_groups_of_4_bits_are_multiplied_as_they_are(group):
     grouped.bias = bias
     made = native.pack_for_library(grouped)
     assert isinstance(made, native.NativeLinear)
-    expected = in_8_bits(x) @ grouped.values(slice(None)).double().T + bias
+    expected = in_8_bits(x) @ grouped.dequantise(slice(None)).double().T + bias
     torch.testing.assert_close(made(x).double(), expected, rtol=1e-5, atol=1e-4)
     for number in range(library().bw_best() + 1):
         assert torch.equal(native.NativeLinear([grouped], number)(x[:3]), made(x)[:3])
@@ -151,7 +151,7 @@ def test_without_the_library_blocks_become_groups(kind, monkeypatch):
     assert not isinstance(linear, native.NativeLinear)
     grouped = blocks(kind).grouped()
     assert isinstance(grouped, GroupedLinear)
-    torch.testing.assert_close(grouped.values(slice(None)), values(blocks(kind)))
+    torch.testing.assert_close(grouped.dequantise(slice(None)), values(blocks(kind)))
 
 
 @needs_library

@@ -6,7 +6,7 @@ import torch
 import fakes
 from beamwright.checks.model import check_parity
 from beamwright.errors import UnavailableError
-from beamwright.models.load import inspect_model, read_reference
+from beamwright.models.load import inspect_model, load_reference_model
 from beamwright.sections import ModelSettings
 
 
@@ -46,11 +46,11 @@ def test_what_transformers_reads_a_part_of_is_no_reference(llama_folder, name, s
 
     fakes.change_tensors(llama_folder, change)
     with pytest.raises(UnavailableError, match=rf"cannot read this checkpoint \({said}\)"):
-        read_reference(llama_folder, torch.float32)
+        load_reference_model(llama_folder, torch.float32)
 
 
 def test_what_transformers_wants_for_a_gguf_file_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("beamwright.models.load.find_spec", lambda name: None)
     (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UnavailableError, match=r"\(it needs pip install accelerate gguf\)"):
-        read_reference(file, torch.float32)
+        load_reference_model(file, torch.float32)

@@ -39,8 +39,16 @@ def outcome(codec):
     found = [ids, codec.encode_with_offsets(TEXTS), codec.vocab_size, codec.eos_ids]
     found += [codec.token_bytes, codec.takes_instructions, codec.has_system_role]
     found += [[codec.decode(path), codec.decode_raw(path)] for path in ids]
-    found += [codec.bos_id, codec.special_ids, codec.render(TEXTS[1]), codec.render("a", "Be.")]
-    found += [codec.chat(CHAT), codec.chat(CHAT, add_generation_prompt=True)]
+    found += [
+        codec.bos_id,
+        codec.special_ids,
+        codec.encode_problem(TEXTS[1]),
+        codec.encode_problem("a", "Be."),
+    ]
+    found += [
+        codec.apply_chat_template(CHAT),
+        codec.apply_chat_template(CHAT, add_generation_prompt=True),
+    ]
     return [*found, codec.render_turn("again")]
 
 
@@ -48,7 +56,7 @@ def test_the_bundled_tokenizer_says_what_transformers_says(pair):
     assert not TextCodec.load(pair[0]).remarks
     theirs = PreTrainedTokenizerFast.from_pretrained(pair[1])
     assert outcome(codec := TextCodec.load(pair[0])) == outcome(fakes.codec_of(theirs))
-    assert codec.chat(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
+    assert codec.apply_chat_template(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False)
 
 
 def test_the_alphabet_of_bytes_is_gpt2s():

@@ -13,7 +13,7 @@ from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
 from beamwright.io import read_yaml
 from beamwright.models.hf_config import read_eos_ids, read_shape
 from beamwright.models.hub import resolve_folder
-from beamwright.models.load import inspect_model, load_model, read_reference
+from beamwright.models.load import inspect_model, load_model, load_reference_model
 from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
 
@@ -59,7 +59,7 @@ def test_code_beside_a_known_architecture_is_not_looked_at(folder, ran):
         folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
     )
     assert load_model(str(folder), ModelSettings()).codec is not None
-    read_reference(folder, torch.float32)
+    load_reference_model(folder, torch.float32)
     assert not ran.exists()
 
 

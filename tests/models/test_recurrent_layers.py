@@ -14,7 +14,7 @@ from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.adapter import AdaptedDecoder
 from beamwright.models.hf_config import read_shape
-from beamwright.models.load import load_model, read_reference
+from beamwright.models.load import load_model, load_reference_model
 from beamwright.sections import ModelSettings
 from hybrids import FAMILIES, KeptRows, write_hybrid
 
@@ -53,7 +53,7 @@ def logprobs(decoder, ids, *cuts):
 def test_log_probabilities_are_those_of_transformers(write, kind):
     folder, ids = write(kind), tokens()
     with torch.inference_mode():
-        reference = read_reference(folder, torch.float32).eval()
+        reference = load_reference_model(folder, torch.float32).eval()
         expected = reference(ids[None]).logits[0].log_softmax(-1)
     decoder = load(folder)
     assert isinstance(decoder, AdaptedDecoder)
@@ -97,7 +97,7 @@ def test_projections_are_quantised_and_gates_are_not(write):
     kinds = {
         name: type(getattr(module, name).weight).__name__ for name in ("in_proj_qkv", "conv1d")
     }
-    assert kinds == {"in_proj_qkv": "Product", "conv1d": "Parameter"}
+    assert kinds == {"in_proj_qkv": "ProjectionWeight", "conv1d": "Parameter"}
     plain = type(module.in_proj_a.weight.linear)
     assert type(module.in_proj_qkv.weight.linear) is not plain
     assert type(module.out_proj.weight.linear) is not plain

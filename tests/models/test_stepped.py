@@ -26,7 +26,7 @@ SEARCH = {"n": 4, "width": 2, "max_rounds": 2, "delimiter": "e", "max_step_token
 @pytest.fixture
 def kernels(monkeypatch):
     """As on a card."""
-    monkeypatch.setattr(adapter, "can_step_in_blocks", lambda device, dtype: True)
+    monkeypatch.setattr(adapter, "can_update_states_in_place", lambda device, dtype: True)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -37,7 +37,7 @@ def test_a_step_is_the_module_s_own(tmp_path, kernels, monkeypatch, kind):
     decoder = load_model(folder, ModelSettings(model=folder, dtype="float32")).decoder
     assert decoder.recurrent
     assert all((each.step == each.plain) == (kind == "jamba") for each in decoder.recurrent)
-    assert decoder.steps_in_place == (kind != "jamba")  # Mamba's first scan has no kernel
+    assert decoder.updates_states_in_place == (kind != "jamba")  # Mamba's first scan has no kernel
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", pytest.param("bamba", marks=pytest.mark.nightly)])
@@ -46,7 +46,7 @@ def test_captured_steps_make_the_same_tree(tmp_path, monkeypatch, kind):
     given = {"model": folder, "verifier": "none", "dtype": "float32", "device": "cpu", **SEARCH}
     with Solver(**given, graphs="off") as solver:
         expected, tree = grow(solver)
-    monkeypatch.setattr(adapter, "can_step_in_blocks", lambda device, dtype: True)
+    monkeypatch.setattr(adapter, "can_update_states_in_place", lambda device, dtype: True)
     monkeypatch.setattr("beamwright.engine.selftest.batches_are_exact", lambda *_: True)
     with Solver(**given, graphs="on") as solver:
         model = solver.generator

@@ -14,7 +14,7 @@ from beamwright.models.codes import Codes
 from beamwright.models.decoder import Linear
 from beamwright.models.grouped import round_to_groups
 from beamwright.models.linear import make_packer
-from beamwright.models.streaming import CodedLinear, FewRowsLinear, StreamedLinear, product
+from beamwright.models.streaming import CodedLinear, FewRowsLinear, KernelLinear, product
 from beamwright.models.trials import KernelChooser, is_invariant
 from beamwright.plan.costs import Storage
 
@@ -49,15 +49,15 @@ def test_the_gate_in_the_product_has_the_bits_of_one_behind_it(monkeypatch, rows
     x, weight = drawn(rows, 256, **half), drawn(256, 256, **half) / 8
     codes = Codes.of(round_to_groups(weight))
     for linear in (
-        StreamedLinear(weight),
+        KernelLinear(weight),
         FewRowsLinear(weight),
         CodedLinear(codes, None, None),
     ):
         assert torch.equal(linear.gated(x, "silu"), layer_kernels.gated(linear(x), "silu"))
         assert linear.gated(x, "gelu") is None
         assert linear.gated(drawn(72, 256, **half), "silu") is None
-    assert StreamedLinear(weight, weight[:, 0].clone()).gated(x, "silu") is None
-    assert StreamedLinear(weight[:64].contiguous()).gated(x, "silu") is None, "half a tile"
+    assert KernelLinear(weight, weight[:, 0].clone()).gated(x, "silu") is None
+    assert KernelLinear(weight[:64].contiguous()).gated(x, "silu") is None, "half a tile"
     assert Linear(weight).gated(x, "silu") is None
 
 
@@ -69,10 +69,10 @@ def test_what_the_kernel_does_not_take_stays():
         Linear(drawn(80, 256, dtype=torch.float32)),
         Linear(drawn(256, 80).t()),
         Linear(drawn(0, 256)),  # no LM head
-        StreamedLinear(drawn(80, 256)),
+        KernelLinear(drawn(80, 256)),
     ):
         assert streams(linear) is linear
-    assert type(streams(Linear(drawn(80, 256)))) is StreamedLinear
+    assert type(streams(Linear(drawn(80, 256)))) is KernelLinear
 
 
 class Library:
@@ -89,7 +89,7 @@ class Library:
 
 @pytest.mark.parametrize(
     ("leaks", "wide", "kind"),
-    [(True, False, StreamedLinear), (False, False, Linear), (False, True, FewRowsLinear)],
+    [(True, False, KernelLinear), (False, False, Linear), (False, True, FewRowsLinear)],
 )
 def test_a_library_that_follows_the_batch_is_found_out(monkeypatch, leaks, wide, kind):
     library = Library(leaks=leaks)
@@ -129,7 +129,7 @@ def test_rows_that_cancel_tell_the_order_of_a_sum():
 
 def test_a_cpu_keeps_its_products():
     pack = make_packer(Storage.PLAIN, torch.bfloat16, "cpu", fixed=True)
-    assert not isinstance(pack(Linear(torch.ones(80, 256).bfloat16())), StreamedLinear)
+    assert not isinstance(pack(Linear(torch.ones(80, 256).bfloat16())), KernelLinear)
 
 
 @pytest.mark.parametrize("rows", [5, 16, 40, 64])

@@ -75,13 +75,13 @@ PROBLEM = "What is 2 + 3?\n  Think, then say it: a  number of eggs that Tim has 
 )
 def test_a_prompt_holds_the_problem(codec, name, shown):
     asked = [{"role": "user", "content": PROBLEM}]
-    assert codec(CASES["prompts"][name]).conversation(asked) == shown
+    assert codec(CASES["prompts"][name]).render_conversation(asked) == shown
 
 
 @pytest.mark.parametrize("text", CASES["without the problem"])
 def test_a_prompt_without_the_problem_is_refused(codec, text):
     with pytest.raises(InputError, match=r"omits the problem: .*--chat-template"):
-        codec(text).conversation([{"role": "user", "content": PROBLEM}])
+        codec(text).render_conversation([{"role": "user", "content": PROBLEM}])
 
 
 def test_a_processors_template_is_used_where_there_is_no_other(tmp_path):
@@ -90,7 +90,7 @@ def test_a_processors_template_is_used_where_there_is_no_other(tmp_path):
     (tmp_path / "chat_template.json").write_text(
         json.dumps({"chat_template": "<{{ messages[0].content }}>"})
     )
-    assert TextCodec.load(tmp_path).chat([{"role": "user", "content": "a"}]) == "<a>"
+    assert TextCodec.load(tmp_path).apply_chat_template([{"role": "user", "content": "a"}]) == "<a>"
 
 
 def test_the_time_in_a_template_is_an_argument(codec):
@@ -98,5 +98,7 @@ def test_the_time_in_a_template_is_an_argument(codec):
     assert at.reads_time
     assert not codec("{{ messages[0].content }}").reads_time
     asked = [{"role": "user", "content": "a"}]
-    assert at.chat(asked, given={"now": "2026-11-28T14:30"}) == "28 Nov 2026 14:30: a"
-    assert at.chat(asked) == "01 Jan 1970 00:00: a", "never the clock"
+    assert (
+        at.apply_chat_template(asked, given={"now": "2026-11-28T14:30"}) == "28 Nov 2026 14:30: a"
+    )
+    assert at.apply_chat_template(asked) == "01 Jan 1970 00:00: a", "never the clock"

@@ -89,29 +89,32 @@ def load(tmp_path):
 @pytest.mark.parametrize("name", CASES["prompts"])
 def test_a_prompt_holds_problem_and_system_prompt(load, name):
     codec, case = load(own_template=TEMPLATES.get(name)), CASES["prompts"][name]
-    assert codec.decode_raw(codec.render("Add 1.")) == case["alone"]
-    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == case["told"]
+    assert codec.decode_raw(codec.encode_problem("Add 1.")) == case["alone"]
+    assert codec.decode_raw(codec.encode_problem("Add 1.", "Be brief.")) == case["told"]
     assert codec.takes_instructions == case["takes_instructions"]
     if name == "plain":
-        assert codec.render("a")[0] == 1, "special tokens are ids, not text"
+        assert codec.encode_problem("a")[0] == 1, "special tokens are ids, not text"
 
 
 def test_arguments_reach_the_template(load):
     codec = load(TEMPLATES["thinks"])
     asked = ({"role": "user", "content": "a"},)
-    assert codec.conversation(asked) == "a"
-    assert codec.conversation(asked, template_args={"think": False}) == "a<think></think>"
+    assert codec.render_conversation(asked) == "a"
+    assert codec.render_conversation(asked, template_args={"think": False}) == "a<think></think>"
     codec.template_args = {"think": False}
-    assert codec.decode_raw(codec.render("a")) == "a<think></think>"
-    assert codec.conversation(asked, template_args={"think": True}) == "a"
+    assert codec.decode_raw(codec.encode_problem("a")) == "a<think></think>"
+    assert codec.render_conversation(asked, template_args={"think": True}) == "a"
     assert codec.unread_args({"think": 1, "name": 2, "messages": 3}) == ["name"]
-    assert codec.conversation(asked, template_args={"name": "x"}) == "a<think></think>"
+    assert codec.render_conversation(asked, template_args={"name": "x"}) == "a<think></think>"
 
 
 def test_a_template_for_tools_reads_arguments_too(load):
     codec = load(own_template={"default": TEMPLATES["thinks"], "tool_use": TEMPLATES["tools"]})
     asked = ({"role": "user", "content": "a"},)
-    assert codec.conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"}) == "fa!"
+    assert (
+        codec.render_conversation(asked, tools=[{"name": "f"}], template_args={"style": "!"})
+        == "fa!"
+    )
     assert codec.unread_args({"think": 1, "style": 2, "other": 3}) == ["other"]
 
 
@@ -125,7 +128,9 @@ def test_the_bundled_template_is_rendered_with_arguments():
 def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
     (tmp_path / "own.jinja").write_text(override := "Q: {{ messages[0]['content'] }}")
     for given in (override, str(tmp_path / "own.jinja")):
-        assert (codec := load(given, TEMPLATES["plain"])).decode_raw(codec.render("a")) == "Q: a"
+        assert (codec := load(given, TEMPLATES["plain"])).decode_raw(
+            codec.encode_problem("a")
+        ) == "Q: a"
     with pytest.raises(InputError, match=r"--chat-template 'missing\.jinja'"):
         load("missing.jinja")
 

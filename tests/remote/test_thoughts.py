@@ -11,7 +11,7 @@ from beamwright.models.hub import BUNDLED
 from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Plan
 from beamwright.remote.dialects import Continuation
-from beamwright.remote.writer import RemoteSteps
+from beamwright.remote.writer import RemoteStepWriter
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import SearchTree, StopReason
 from scripted_server import Script
@@ -36,7 +36,7 @@ def written(thinker):
         source = Script(thinker)
         source.token_ids = ids
         step = StepSettings(**{"thought_steps": "whole", "max_tokens": 60, **settings})
-        steps = RemoteSteps(source, DecodingSettings(SamplingSettings(), step, 7))
+        steps = RemoteStepWriter(source, DecodingSettings(SamplingSettings(), step, 7))
         tree = SearchTree("p", tuple(thinker.encode(prompt)), prompt)
         (node,) = tree.expand(tree.root, 1)
         steps.submit(Plan(((node,),)))
@@ -128,7 +128,7 @@ def test_ends_that_nobody_shows_have_no_budget(thinker, monkeypatch):
     monkeypatch.setitem(vars(thinker), "special_ids", frozenset(thinker.thoughts.end))
     source = Script(thinker)
     source.token_ids = False
-    steps = RemoteSteps(source, DecodingSettings(step=StepSettings()))
+    steps = RemoteStepWriter(source, DecodingSettings(step=StepSettings()))
     with pytest.raises(InputError, match=r"--thinking 9: .* no token ids"):
         steps.set_decoding(
             SearchTree("p", (1,), "?").root, DecodingSettings(step=StepSettings(thinking=9))

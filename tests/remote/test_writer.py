@@ -5,7 +5,7 @@ import pytest
 from beamwright.engine.row import DecodingSettings
 from beamwright.protocols import Plan, StepDecoded, StepFailed
 from beamwright.remote.dialects import Continuation
-from beamwright.remote.writer import RemoteSteps
+from beamwright.remote.writer import RemoteStepWriter
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
 from scripted_server import Script
@@ -21,7 +21,7 @@ def tree(codec):
 @pytest.fixture
 def steps_of(codec):
     def make(step=DELIMITED, **sampling):
-        return RemoteSteps(Script(codec), DecodingSettings(SamplingSettings(**sampling), step, 7))
+        return RemoteStepWriter(Script(codec), DecodingSettings(SamplingSettings(**sampling), step, 7))
 
     return make
 

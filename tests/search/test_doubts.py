@@ -8,10 +8,10 @@ from beamwright.search.defaults import with_defaults
 from beamwright.search.doubts import (
     GRAMMAR,
     doubts_about_answers,
+    doubts_about_low_scores,
     doubts_about_problem,
     doubts_about_sampling,
     doubts_about_scores,
-    doubts_about_trust,
     doubts_about_votes,
 )
 from played import first_round
@@ -35,7 +35,7 @@ def doubts_of(kind, given, options):
         case "scores":
             return doubts_about_scores(scored(given), with_defaults(settings))
         case "trust":
-            return doubts_about_trust(given, with_defaults(settings))
+            return doubts_about_low_scores(given, with_defaults(settings))
         case "answers":
             return doubts_about_answers(*given, settings)
         case "votes":

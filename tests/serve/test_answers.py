@@ -9,7 +9,7 @@ import pytest
 import engines
 from beamwright.errors import Cancelled
 from beamwright.search import STRATEGIES
-from beamwright.serve.answers import final_text, token_logprobs, unchanging_prefix
+from beamwright.serve.answers import settled_text, token_logprobs, unchanging_prefix
 from beamwright.serve.body import ApiError
 from beamwright.serve.job import ReplyText, SearchJob
 from beamwright.solver.solution import Solution
@@ -37,7 +37,7 @@ def grown(*specs):
 
 @pytest.mark.parametrize(("specs", "said"), CASES["begins"])
 def test_what_all_that_can_win_begin_with(specs, said):
-    assert final_text(grown(*specs)).said == said
+    assert settled_text(grown(*specs)).said == said
 
 
 # --- of thoughts -----------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_of_what_is_said_nothing_is_final_before_the_thought_is(first, second, f
     tree = grown()
     for steps in (first, second):
         extended(tree, tree.root, *steps)
-    assert final_text(tree) == ReplyText(*final)
+    assert settled_text(tree) == ReplyText(*final)
 
 
 @pytest.mark.parametrize(("text", "stops", "held"), CASES["held"])
@@ -98,7 +98,7 @@ def test_it_only_grows_and_the_answer_begins_with_it(generator_folder, speculati
                 stops = options.get("stop_strings", ())
 
                 def hear(report, said=said, stops=stops):
-                    said.append(final_text(report.tree, stops).said)
+                    said.append(settled_text(report.tree, stops).said)
 
                 problem = f"Ann has {rng.randrange(9)} apples."
                 handle = solver.submit(problem, on_round=hear, **options)

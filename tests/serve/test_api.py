@@ -85,7 +85,7 @@ def test_a_slow_client_misses_nothing(served, monkeypatch, path, fields, first):
                     await asyncio.sleep(0.01)
 
     class Waits(Gate):
-        def round(self, job, report):
+        def on_round(self, job, report):
             assert report.round == 1 or took.wait(PATIENCE)
 
     monkeypatch.setattr(endpoint, "_with_comments", slowly)

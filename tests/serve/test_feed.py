@@ -46,7 +46,7 @@ def feed():
 def grown(feed):
     """A search of two rounds in a feed, and its tree; it has not ended."""
     asked, tree = job(n=3), new_tree("search-0", text="What is 1+1?")
-    feed.begun(asked)
+    feed.on_begun(asked)
     first, second, third = grow(tree, tree.root, ["Add. ", HOSTILE, "Wait. "])
     first.score, second.score, third.score = 0.9, 0.25, math.inf
     tree.keep(first)
@@ -54,13 +54,13 @@ def grown(feed):
     tree.prune(third)
     tree.rounds = 1
     (opened,) = tree.expand(first, 1)
-    feed.round(asked, report(tree))
+    feed.on_round(asked, report(tree))
     add_step(tree, opened, "The answer is $2$.", (7, 8, 9), StopReason.EOS)
     opened.usage["speculated_kept"] = 2
     store_answers(Mathematics(), [opened])
     tree.finish(opened)
     tree.rounds = 2
-    feed.round(asked, report(tree))
+    feed.on_round(asked, report(tree))
     return asked, tree
 
 
@@ -69,7 +69,7 @@ def grown(feed):
 
 def test_a_step_is_sent_once_and_then_what_has_changed(feed, grown):
     asked, _ = grown
-    feed.ended(asked, Cancelled())
+    feed.on_ended(asked, Cancelled())
     run = feed.run(asked.id)
     begun, first, second, last = events(run)
     assert (events(run, 2), events(run, 99)) == ([second, last], []), "readers go on anywhere"
@@ -93,8 +93,8 @@ def test_a_step_is_sent_once_and_then_what_has_changed(feed, grown):
     [(InputError("too long"), "too long"), (RuntimeError("/etc"), "RuntimeError")],
 )
 def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
-    feed.begun(job())
-    feed.ended(job(), error)
+    feed.on_begun(job())
+    feed.on_ended(job(), error)
     last = events(feed.run("search-0"))[-1]
     assert (last["state"], last["error"]) == ("failed", shown)
 
@@ -104,15 +104,15 @@ def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
 
 def test_a_reader_follows_what_another_thread_appends(feed, monkeypatch):
     monkeypatch.setattr(feed_module, "KEEP_ALIVE_S", 0.01)
-    feed.begun(job())
+    feed.on_begun(job())
 
     async def read():
         lines, silent = [], True
         async for part in feed.run("search-0").follow(0):
             if part == b"\n" and silent:  # nothing has happened for a while
                 silent = False
-                await asyncio.to_thread(feed.round, job(), report(new_tree("search-0")))
-                await asyncio.to_thread(feed.ended, job(), Cancelled())
+                await asyncio.to_thread(feed.on_round, job(), report(new_tree("search-0")))
+                await asyncio.to_thread(feed.on_ended, job(), Cancelled())
             lines += [json.loads(line) for line in part.splitlines() if line]
         return lines
 
@@ -125,9 +125,9 @@ def test_a_reader_follows_what_another_thread_appends(feed, monkeypatch):
 def test_the_oldest_that_have_ended_are_forgotten():
     feed = Feed(most=2)
     for number in range(4):
-        feed.begun(job(number))
+        feed.on_begun(job(number))
         if number != 1:
-            feed.ended(job(number), Cancelled())
+            feed.on_ended(job(number), Cancelled())
     assert [run.begin["id"] for run in feed.runs()] == ["search-3", "search-1"]
 
 

@@ -45,7 +45,7 @@ def shown(generator_folder):
     def make(*messages, template=AS_JSON):
         fields = parse_fields(ChatFields, {"model": "m", "messages": [USER, *messages]})
         codec = TextCodec.load(generator_folder, template)
-        text = codec.conversation(make_conversation(fields.messages, "messages").messages)
+        text = codec.render_conversation(make_conversation(fields.messages, "messages").messages)
         return text.removeprefix("user:go;")
 
     return make

@@ -26,7 +26,7 @@ class Raises:
 
     def __getattr__(self, what):
         def hear(*args):
-            assert what != self.at
+            assert what != f"on_{self.at}"
 
         return hear
 

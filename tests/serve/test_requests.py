@@ -34,7 +34,7 @@ def asked(endpoint, fixed=None, takes_tools=True, **fields):
     reader = RequestReader("m", SearchSettings(), LIMITS, fixed)
     solver = SimpleNamespace(codec=SimpleNamespace(takes_tools=takes_tools), remote=None)
     queue = SimpleNamespace(reader=reader, solver=solver)
-    return ENDPOINTS[endpoint](queue).read({"model": "m", **LEAST[endpoint], **fields})
+    return ENDPOINTS[endpoint](queue).make_jobs({"model": "m", **LEAST[endpoint], **fields})
 
 
 def chat(**fields):

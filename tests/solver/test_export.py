@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from beamwright import Solver
 from beamwright.engine.sampling import RowSampling, filter_logits
 from beamwright.models.hub import BUNDLED
-from beamwright.solver.export import step_rows
+from beamwright.solver.export import export_steps
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 
@@ -32,14 +32,14 @@ def test_the_advantage_of_a_step_is_how_much_better_its_paths_do_than_its_parent
     add_step(tree, right, "c", stop=StopReason.EOS)
     right.score = 0.2
     tree.prune(right)
-    rows = {row["step"]: row for row in step_rows(tree, 1.0, lambda node: node.score)}
+    rows = {row["step"]: row for row in export_steps(tree, 1.0, lambda node: node.score)}
     assert rows["0"]["reward"] == 0.5
     assert rows["0"]["advantage"] == pytest.approx(0.5 - 0.4)
     assert rows["0.1"]["advantage"] == -0.5
     assert rows["1"]["pruned"]
     assert rows["1"]["reward"] == 0.2
     assert sum(rows["0.0"]["completion_mask"]) == len(tree.node(left.lineage).token_ids)
-    none = step_rows(tree, 1.0, lambda node: None)
+    none = export_steps(tree, 1.0, lambda node: None)
     assert {row["advantage"] for row in none} == {None}
 
 

@@ -115,7 +115,7 @@ def test_a_card_s_free_memory_is_the_default(generator):
     found = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free)
     assert found.kv_bytes == left // 2
     in_place = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free, in_place=True)
-    assert in_place.kv_bytes == left - generator.captured - generator.partials(16)
+    assert in_place.kv_bytes == left - generator.cuda_graph_bytes - generator.partials(16)
     for given, beside in (({"memory": "64MiB"}, 2**26 // 50), ({"kv_memory": 1000}, 0)):
         settings = MemorySettings(**given)
         asked = plan_memory(settings, generator, None, 16, free_bytes=free)

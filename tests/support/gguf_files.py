@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from beamwright.models.formats.gguf_metadata import Names
+from beamwright.models.formats.gguf_metadata import TensorNameMap
 from beamwright.models.formats.header import BLOCKS
 from beamwright_lab.models.gguf_files import encode_text, encode_value
 
@@ -92,7 +92,7 @@ def tensors_of(model, kind, types):
     "*" for all projections. Others are F32.
     """
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
-    tensors, changed, names = {}, {}, Names(kind)
+    tensors, changed, names = {}, {}, TensorNameMap(kind)
     for number, (name, weight) in enumerate(model.state_dict().items()):
         if weight.dim() == 3:
             changed[name] = _experts(tensors, name, weight, KINDS[types["*"]], number)

@@ -120,13 +120,13 @@ class Gate:
     def reached(self):
         return self.arrived.is_set()
 
-    def begun(self, job): ...
+    def on_begun(self, job): ...
 
-    def round(self, job, report):
+    def on_round(self, job, report):
         self.arrived.set()
         self.opened.wait(PATIENCE)
 
-    def ended(self, job, outcome): ...
+    def on_ended(self, job, outcome): ...
 
 
 @contextmanager

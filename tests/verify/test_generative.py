@@ -65,7 +65,9 @@ def judge(sources):
     def make(family, budget=2**24, attention="tree", **changes):
         source = sources[family]
         source = replace(source, spec=source.spec.model_copy(update={**SHORT, **changes}))
-        return source.on(TreeModel(source.model.decoder, make_attention(attention), budget))
+        return source.make_verifier(
+            TreeModel(source.model.decoder, make_attention(attention), budget)
+        )
 
     return make
 
@@ -245,7 +247,7 @@ def test_a_suffix_has_to_fit_the_context(folder, judge):
         source = resolve_verifier(ModelSettings(**option))
         (node, *_) = next(random_tree())
         tree_model = TreeModel(source.model.decoder, make_attention("tree"), 2**23)
-        (score,) = source.on(tree_model).score([node])
+        (score,) = source.make_verifier(tree_model).score([node])
         assert (score is None) == (room == 0)
         assert node.usage["verifier_generated"] == room
 

@@ -62,7 +62,7 @@ def judge_of(folder, attention="tree", budget=2**23, changes=None, **settings):
     source = source_of(folder, **settings)
     spec = source.spec.model_copy(update=changes or {})
     model = TreeModel(source.model.decoder, make_attention(attention), budget)
-    return replace(source, spec=spec).on(model)
+    return replace(source, spec=spec).make_verifier(model)
 
 
 def random_tree(seed=0, num_rounds=3, problem_id=0):

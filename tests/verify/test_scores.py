@@ -12,7 +12,7 @@ from beamwright.verify.scorers import (
     group_confidences,
     lowest_group,
     make_scorer,
-    tail,
+    tail_confidence,
 )
 from beamwright.verify.spec import aggregate
 from fakes import add_step, new_tree
@@ -100,7 +100,7 @@ def test_measures_against_the_papers_formulas(length):
     lowest = sorted(groups)[: max(1, int(0.1 * len(groups)))]
     assert bottom_groups(confidences, 7) == pytest.approx(sum(lowest) / len(lowest))
     last = confidences[-7:]
-    assert tail(confidences, 7) == pytest.approx(sum(last) / len(last))
+    assert tail_confidence(confidences, 7) == pytest.approx(sum(last) / len(last))
 
 
 @pytest.mark.parametrize("option", ["logprob", "min-logprob", "entropy", "none"])
@@ -112,7 +112,11 @@ def test_a_scorer_takes_no_option(option):
 
 @pytest.mark.parametrize(
     ("name", "measure"),
-    [("deepconf", lowest_group), ("deepconf-bottom", bottom_groups), ("deepconf-tail", tail)],
+    [
+        ("deepconf", lowest_group),
+        ("deepconf-bottom", bottom_groups),
+        ("deepconf-tail", tail_confidence),
+    ],
 )
 def test_deepconfs_window_is_named(name, measure):
     confidences = [float(7 * i % 31) for i in range(200)]

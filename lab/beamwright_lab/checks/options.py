@@ -242,7 +242,7 @@ def _cache_results(function: Callable[..., Any], key: Callable[..., object]) -> 
 
 _LOADS = _cache_results(load_model, lambda *how: how)
 _ASKS = _cache_results(
-    selftest.batches_are_exact, lambda one, how: (one.kind, one.least_rows, how.name)
+    selftest.batches_are_exact, lambda one, how: (one.self_test_key, one.least_rows, how.name)
 )
 
 

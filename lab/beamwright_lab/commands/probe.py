@@ -13,7 +13,7 @@ from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
     add_row,
     figures_table,
-    first_import,
+    pause_gc_for_import,
     print_error_line,
     print_json,
     quiet_stdout,
@@ -52,7 +52,7 @@ def probe(
     paths = [path for run in runs for path in _paths_of(run)]
     check_models(settings[0].model)
     with quiet_stdout():
-        with first_import("beamwright.solver.solver"):
+        with pause_gc_for_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
         report = _train(Solver(settings[0]), paths, out)
     if invocation.as_json:

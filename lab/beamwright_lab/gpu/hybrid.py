@@ -333,7 +333,7 @@ def _grow_tree(reference: Any, **options: Any) -> tuple[str, int, dict[str, Any]
         solution = solver.synthetic(24, on_round=lambda report: trees.append(report.tree))
         assert solver.generator is not None
         decoder = solver.generator.decoder
-        found: dict[str, Any] = {"exact": solver.exact, "in_place": decoder.steps_in_place}
+        found: dict[str, Any] = {"exact": solver.exact, "in_place": decoder.updates_states_in_place}
         found["warnings"] = list(solution.warnings)
     if reference is not None:
         leaves = [node for node in trees[-1].nodes() if not node.children][:4]
@@ -386,7 +386,7 @@ def _time_steps(context: Context, folder: Path) -> dict[str, Any]:
             decoder = solver.generator.decoder
             spent = _rounds_s(solver)[1:]
             row[f"ms_graphs_{graphs}"] = round(1e3 * statistics.median(spent) / tokens, 3)
-            row["exact"], row["in_place"] = solver.exact, decoder.steps_in_place
+            row["exact"], row["in_place"] = solver.exact, decoder.updates_states_in_place
             row["state_bytes"] = decoder.shape.state_bytes(decoder.dtype.itemsize)
         release(context.device)
     row["bytes"] = num_parameters * dtype.itemsize + 2 * n * row["state_bytes"]

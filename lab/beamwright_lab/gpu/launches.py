@@ -172,7 +172,7 @@ def choose_linear(linear: Linear) -> Linear:
     if outputs >= _WIDE_OUTPUTS:
         return streaming.FewRowsLinear(linear.weight, linear.bias)
     if outputs <= columns and columns >= _LONG_COLUMNS:
-        return streaming.StreamedLinear(linear.weight, linear.bias)
+        return streaming.KernelLinear(linear.weight, linear.bias)
     return linear
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.models.load import load_model, read_reference
+from beamwright.models.load import load_model, load_reference_model
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel
@@ -66,7 +66,7 @@ def predict_next(
 
 @torch.inference_mode()
 def by_transformers(place: Path, ids: Sequence[int]) -> Predicted:
-    model = read_reference(place, torch.float32).eval()
+    model = load_reference_model(place, torch.float32).eval()
     return predict_next(model.lm_head, model.model(torch.tensor([ids])).last_hidden_state[0], ids)
 
 

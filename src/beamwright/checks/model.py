@@ -10,7 +10,7 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart
-from beamwright.models.load import load_model, read_reference
+from beamwright.models.load import load_model, load_reference_model
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
@@ -32,7 +32,7 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
     num_tokens = min(_NUM_TOKENS, decoder.shape.context)
     token_ids = torch.randint(decoder.shape.vocab, (num_tokens,), generator=generator).tolist()
     assert loaded.folder is not None
-    reference = read_reference(loaded.folder, decoder.dtype).to(decoder.device).eval()
+    reference = load_reference_model(loaded.folder, decoder.dtype).to(decoder.device).eval()
     backend = make_attention(settings.attention, decoder.device, decoder.dtype)
     budget = _KV_TOKENS * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
     with torch.inference_mode():

@@ -148,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print_error_line("interrupted")
         return INTERRUPTED
-    except BeamwrightError as error:  # raised by a plugin; `guard` handles errors of commands
+    except (
+        BeamwrightError
+    ) as error:  # raised by a plugin; `exit_on_error` handles errors of commands
         print_error_line(f"error: {error}")
         return error.exit_code
     except Exception as error:

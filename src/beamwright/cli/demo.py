@@ -10,9 +10,9 @@ import sys
 import typer
 from rich.console import Console
 
-from beamwright.cli.live import Status
+from beamwright.cli.live import StatusLine
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import first_import, print_json
+from beamwright.cli.output import pause_gc_for_import, print_json
 from beamwright.cli.solve import print_solution, progress_callback
 from beamwright.config import Settings
 
@@ -33,9 +33,9 @@ def demo(
     # default, the outcome may differ.
     settings = Settings.build(n=16, width=4, seed=seed, **{"dtype": "float32", **invocation.given})
     console = Console() if sys.stdout.isatty() and not invocation.as_json else None
-    status = Status()
+    status = StatusLine()
     with progress_callback(console, PROBLEM, status, as_lines=False) as on_round:
-        with first_import("beamwright.solver.solver"):
+        with pause_gc_for_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
 
         with Solver(settings, progress=status) as solver:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import add_row, first_import, print_json, quiet_stdout
+from beamwright.cli.output import add_row, pause_gc_for_import, print_json, quiet_stdout
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.plan.machines import write_profile
 from beamwright.verify.find import check_models
@@ -49,7 +49,7 @@ def doctor(
         report = _inspect_model(invocation, parity)
     else:
         with quiet_stdout():
-            with first_import("beamwright.checks.machine"):
+            with pause_gc_for_import("beamwright.checks.machine"):
                 from beamwright.checks import machine
 
             report = {
@@ -87,7 +87,7 @@ def _inspect_model(invocation: Invocation, parity: bool) -> dict[str, Any]:
     try:
         with quiet_stdout():
             check_models(settings.model_copy(update={"verifier": "none"}))
-            with first_import("beamwright.checks.model"):
+            with pause_gc_for_import("beamwright.checks.model"):
                 from beamwright.checks.model import check_parity
                 from beamwright.models.load import inspect_model
 

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from beamwright.cli.live import Status
+from beamwright.cli.live import StatusLine
 from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
 from beamwright.cli.output import (
     add_row,
-    first_import,
+    pause_gc_for_import,
     plain,
     print_error_line,
     print_json,
@@ -216,7 +216,7 @@ class _Evaluation:
         """Run one setting, and return its report and its records by problem id."""
         first = self.problem_set.problems[: self.num_trees] if out is not None else ()
         pages = {each.unique_id: out / "trees" / f"{each.index:04d}.html" for each in first if out}
-        status = Status()
+        status = StatusLine()
         with quiet_stdout(), _bar() as bar, ExitStack() as stack:
             tally = _AccuracyBar(bar, prefix, status)
             solve_many = partial(self._solve_many, settings, pages, stack, status)
@@ -232,7 +232,7 @@ class _Evaluation:
         settings: Settings,
         pages: dict[str, Path],
         stack: ExitStack,
-        status: Status,
+        status: StatusLine,
         problems: Sequence[tuple[str | int, str]],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve the problems in this process or over Ray; yield each problem's id and outcome.
@@ -243,13 +243,13 @@ class _Evaluation:
         # to report a folder in which all problems are finished.
         if self.cluster is None:
             check_models(settings.model)
-            with first_import("beamwright.solver.solver"):
+            with pause_gc_for_import("beamwright.solver.solver"):
                 from beamwright.solver.solver import Solver
 
             solver = stack.enter_context(Solver(settings, progress=status))
             outcomes = solver.solve_many(problems, in_flight=self.in_flight or "auto")
         else:
-            with first_import("torch"):
+            with pause_gc_for_import("torch"):
                 from beamwright.cluster.solver import ClusterSolver
 
             engines = ClusterSolver(self.cluster, settings, in_flight=self.in_flight)
@@ -284,7 +284,7 @@ class _AccuracyBar:
     prefix: text that precedes the bar's description.
     """
 
-    def __init__(self, bar: Progress, prefix: str, status: Status) -> None:
+    def __init__(self, bar: Progress, prefix: str, status: StatusLine) -> None:
         self._bar, self._prefix = bar, prefix
         self.records, self._verdicts = dict[str, Record](), list[bool]()
         self._task = bar.add_task(f"{prefix}no problem finished", total=None, status=status)

@@ -45,7 +45,7 @@ _PROBLEM_CHARACTERS = 4000
 _PICTURE_COLUMNS, _PICTURE_LINES = 100, 35
 
 
-class Status(Progress):
+class StatusLine(Progress):
     """Status line: the engine's current phase and token count. Any thread may call `str` of it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,11 +79,11 @@ class LiveTree:
     status: the status line below the tree, read at every refresh.
     """
 
-    def __init__(self, console: Console, problem: str, status: Status) -> None:
+    def __init__(self, console: Console, problem: str, status: StatusLine) -> None:
         self._console, self._status = console, status
         self._problem = _problem_panel(problem)
         is_utf = console.encoding.lower().startswith("utf")
-        self._marks = Marks() if is_utf else ASCII
+        self._marks = TreeGlyphs() if is_utf else ASCII
         self._spinner: Spinner | None = Spinner("dots" if is_utf else "line")
         self._drawn: tuple[RenderableType, ...] = ()
         self._last: RoundReport | None = None
@@ -174,7 +174,7 @@ def write_picture(solution: Solution, file: Path) -> None:
 # --- a tree as lines of text ------------------------------------------------------------------
 
 
-class Marks(NamedTuple):
+class TreeGlyphs(NamedTuple):
     """The characters of a drawing, which a terminal with ASCII only replaces.
 
     finished: marks a path that has ended. pruned: marks a pruned path. kept: marks a step of a path
@@ -188,12 +188,12 @@ class Marks(NamedTuple):
     empty: str = "╌"
 
 
-ASCII = Marks("*", "x", ">", "=", ".")
+ASCII = TreeGlyphs("*", "x", ">", "=", ".")
 
 
 def draw_tree(
     tree: SearchTree,
-    marks: Marks | None = None,
+    marks: TreeGlyphs | None = None,
     max_lines: int | None = None,
     keep_steps: bool = False,
 ) -> Tree:
@@ -203,7 +203,7 @@ def draw_tree(
     branches whose paths are all pruned share one line, then early steps of the surviving paths are
     left out (never with `keep_steps`). The newest steps are always drawn.
     """
-    drawing = _Drawing(marks or Marks(), tree)
+    drawing = _Drawing(marks or TreeGlyphs(), tree)
     newest = drawing.newest_depth
     depths = range(1, 2 if keep_steps else newest + 1)
     details = [(newest + 1, first_depth) for first_depth in depths]
@@ -241,7 +241,7 @@ def draw_answers(tree: SearchTree) -> Text | None:
 class _Drawing:
     """Draws a tree at any of several levels of detail."""
 
-    def __init__(self, marks: Marks, tree: SearchTree) -> None:
+    def __init__(self, marks: TreeGlyphs, tree: SearchTree) -> None:
         self._marks, self._tree = marks, tree
         decoded = [node for node in tree.nodes() if _decoded(node)]
         self.newest_depth = max((node.depth for node in decoded), default=1)

@@ -200,7 +200,7 @@ def read_models(settings: Settings, machine: Machine) -> EstimateModels:
     verifier = None
     if shape is not None:
         kept, scores = model.verifier_weights, _is_card(profile)
-        verifier = sized(model.scorer, shape, kept, scores=scores, parts=count)
+        verifier = sized(model.verifier_or_default, shape, kept, scores=scores, parts=count)
     elif (model.verifier_weights, settings.memory.split, count) != ("auto", "auto", 1):
         options = "--verifier-weights, --split and --verifiers"
         raise InputError(f"{options} have no effect if --verifier is not a model; leave them out")

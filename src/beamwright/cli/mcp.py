@@ -20,9 +20,9 @@ from pydantic import ValidationError
 import beamwright
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
-    first_import,
     needs_extra,
     one_line,
+    pause_gc_for_import,
     print_error_line,
     print_json,
     quiet_stdout,
@@ -100,7 +100,7 @@ def mcp(
         listening = bind(_HOST, port) if http else None
 
     def load() -> RequestQueue:
-        with first_import("torch"):
+        with pause_gc_for_import("torch"):
             from beamwright.serve.queue import RequestQueue
             from beamwright.solver.solver import Solver
         seed = invocation.settings.search.seed if "seed" in invocation.given else None

@@ -22,17 +22,17 @@ from rich.markup import escape
 from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (the import declares options)
-from beamwright.cli.output import guard
+from beamwright.cli.output import exit_on_error
 from beamwright.config import Settings, removed_options, section_fields
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
 from beamwright.registry import (
     TableEntry,
     did_you_mean,
+    entries_for_flag,
+    entries_with_option,
     flag_of,
     option_extra,
-    rows_for_flag,
-    rows_with_option,
 )
 from beamwright.search import STRATEGIES
 
@@ -130,7 +130,7 @@ def with_settings(
     cluster: True if the command takes --ray, --replicas and --replica-cores.
 
     The decorated function calls the command with an `Invocation` and the command's own parameters.
-    `guard` turns exceptions into error lines.
+    `exit_on_error` turns exceptions into error lines.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -140,7 +140,7 @@ def with_settings(
         def wrapper(**values: Any) -> None:
             mine = {each.name: values.pop(each.name) for each in own}
             asked = {name: values.pop(name) for name in {**engines, **shared}}
-            with guard(asked["debug"]):
+            with exit_on_error(asked["debug"]):
                 given = {name: value for name, value in values.items() if value not in (None, [])}
                 for name in given.keys() & _ESCAPED:
                     given[name] = _unescape(given[name])
@@ -168,7 +168,7 @@ def with_settings(
             names = [each.name for each in parameters]
             for name in names:
                 if names.count(name) > 1:  # a plugin has declared an option that exists already
-                    owners = ", ".join(row.place for row in rows_with_option(name))
+                    owners = ", ".join(row.place for row in entries_with_option(name))
                     raise InputError(
                         f"{owners}: {flag_of(name)} is a command-line option already; rename it"
                     )
@@ -200,9 +200,9 @@ def _settings_options(
                 words += _shown(field.default)
                 hidden = not (everything or name in _COMMON)
                 options[name] = _of_field(name, field, words, _PANELS[section], hidden)
-            for row in rows_for_flag(flag_of(name)) if taken or name in under else ():
+            for row in entries_for_flag(flag_of(name)) if taken or name in under else ():
                 for own in row.options:
-                    rows = rows_with_option(own)
+                    rows = entries_with_option(own)
                     hidden = not (everything or any(each.is_plugin for each in rows))
                     first, words = _declared_field(own, rows)
                     panel = f"Options of one {flag_of(name)}"
@@ -272,7 +272,7 @@ def _declared(name: str) -> str:
 
     Strategies are left out, since `--search list` shows them.
     """
-    names = [] if name == "search" else [row.name for row in rows_for_flag(flag_of(name))]
+    names = [] if name == "search" else [row.name for row in entries_for_flag(flag_of(name))]
     # "Or one", because a verifier may also be built in, and those are not declared.
     return f" {'Or one' if name == 'verifier' else 'One'} of {', '.join(names)}." if names else ""
 

@@ -88,7 +88,7 @@ def print_error_line(line: str) -> None:
 
 
 @contextmanager
-def guard(debug: bool) -> Iterator[None]:
+def exit_on_error(debug: bool) -> Iterator[None]:
     """End the process with an error line and an exit code if the `with` block raises.
 
     The exit code is 2 for bad input, 1 for other failures and 130 for Ctrl-C.
@@ -125,7 +125,7 @@ def guard(debug: bool) -> Iterator[None]:
 
 
 @contextmanager
-def first_import(module: str) -> Iterator[None]:
+def pause_gc_for_import(module: str) -> Iterator[None]:
     """Switch Python's garbage collector off while the caller's block imports `module`.
 
     The import creates some hundred thousand objects that live to the end of the process, and

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from beamwright.cli.options import DEBUG, JSON, option
-from beamwright.cli.output import guard, needs_extra, one_line, print_error_line, print_json
+from beamwright.cli.output import exit_on_error, needs_extra, one_line, print_error_line, print_json
 from beamwright.errors import InputError
 from beamwright.io import check_writable
 
@@ -37,7 +37,7 @@ def report(
     debug: bool = DEBUG,
 ) -> None:
     """Write one page about evaluations: accuracy against n, tokens, seconds and KV memory."""
-    with guard(debug):
+    with exit_on_error(debug):
         from beamwright.evaluate.report import find_runs, write_report
 
         for folder in folders:
@@ -70,7 +70,7 @@ def view(
     debug: bool = DEBUG,
 ) -> None:
     """Open saved searches in the browser: replay, compare, export."""
-    with guard(debug):
+    with exit_on_error(debug):
         with needs_extra("view"):
             from fastapi import FastAPI
             from starlette.middleware.trustedhost import TrustedHostMiddleware

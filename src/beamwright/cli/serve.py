@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
-    first_import,
     needs_extra,
+    pause_gc_for_import,
     print_error_line,
     print_json,
     quiet_stdout,
@@ -70,7 +70,7 @@ def serve(
     keys, out, model = _read_keys(api_keys), sys.stdout, invocation.settings.model
     with quiet_stdout(), ExitStack() as stack:
         check_models(model)
-        with needs_extra("serve"), first_import("torch"):
+        with needs_extra("serve"), pause_gc_for_import("torch"):
             from beamwright.serve.app import make_app
             from beamwright.serve.body import ServerLimits
             from beamwright.serve.queue import RequestQueue

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from beamwright.cli.live import LiveTree, Status, round_line, write_picture
+from beamwright.cli.live import LiveTree, StatusLine, round_line, write_picture
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
-    first_import,
     one_line,
+    pause_gc_for_import,
     print_error_line,
     print_json,
     printable,
@@ -80,14 +80,14 @@ def solve(
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     console = Console() if live else None
-    status, timeline = Status(), None
+    status, timeline = StatusLine(), None
     if trace is not None or tree is not None:
         from beamwright.engine.timeline import Timeline
 
         timeline = Timeline()
     title = text or ("(resumed)" if resume else f"({prompt_tokens} synthetic tokens)")
     with progress_callback(console, title, status, as_lines=bool(progress)) as on_round:
-        with first_import("beamwright.solver.solver"):
+        with pause_gc_for_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
 
         with Solver(settings, timeline=timeline, progress=status) as solver:
@@ -176,7 +176,11 @@ def _with_defaults(settings: Settings, resume: Path | None, *, measures: bool) -
             from beamwright.saved.checkpoint import resumed_settings
 
             settings = resumed_settings(resume, settings)
-        if measures and settings.model.verifier is None and settings.model.scorer == "none":
+        if (
+            measures
+            and settings.model.verifier is None
+            and settings.model.verifier_or_default == "none"
+        ):
             model = settings.model.model_copy(update={"verifier": "logprob"})
             settings = settings.model_copy(update={"model": model})
         check_models(settings.model)
@@ -188,7 +192,7 @@ def _with_defaults(settings: Settings, resume: Path | None, *, measures: bool) -
 
 @contextmanager
 def progress_callback(
-    console: Console | None, title: str, status: Status, *, as_lines: bool
+    console: Console | None, title: str, status: StatusLine, *, as_lines: bool
 ) -> Iterator[RoundCallback | None]:
     """Yield the round callback that shows progress; None to show no progress.
 

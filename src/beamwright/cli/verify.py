@@ -19,18 +19,18 @@ import typer
 from beamwright.cli.options import Invocation, number_or_auto, option, with_settings
 from beamwright.cli.output import (
     LONGEST_LINE,
-    first_import,
     one_line,
+    pause_gc_for_import,
     print_error_line,
     print_json,
     quiet_stdout,
 )
-from beamwright.config import Settings, option_owners, removed_options, section_fields
+from beamwright.config import Settings, option_sections, removed_options, section_fields
 from beamwright.errors import InputError
 from beamwright.evaluate.run import parse_records
 from beamwright.io import read_file, read_json_object
 from beamwright.registry import flag_of, option_extra
-from beamwright.saved.identity import CODE_KEYS, plugin_code
+from beamwright.saved.identity import CODE_KEYS, plugin_fingerprints
 from beamwright.tree import find_first_difference, first_differing_round, round_digests
 from beamwright.verify.find import check_models
 
@@ -104,7 +104,7 @@ def verify(
     together = number_or_auto("--in-flight", in_flight, least=1)
     out = sys.stdout
     with quiet_stdout():
-        with first_import("beamwright.solver.solver"):
+        with pause_gc_for_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
         claims, skipped = list[Claim](), list[str]()
         for claim in read_claims(run, limit, problem):
@@ -250,7 +250,7 @@ def _settings_of(claims: Sequence[Claim], given: Mapping[str, Any]) -> Settings:
 def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
     from beamwright.saved.checkpoint import DECISIVE_SECTIONS, check_no_objects, check_plugins
 
-    saved, owners = claim.receipt.settings, option_owners()
+    saved, owners = claim.receipt.settings, option_sections()
     check_no_objects(saved, claim.place, ", which cannot be loaded; declare it in a plugin")
     check_plugins(saved, claim.place)
     kept = {name: value for name, value in saved.items() if name not in CODE_KEYS}
@@ -265,7 +265,7 @@ def _settings(claim: Claim, given: Mapping[str, Any]) -> Settings:
             raise InputError(f"{claim.place}: a receipt may not load files. Add {flag:.200}")
     try:
         settings = Settings.build(**{**kept, **given})
-        code = plugin_code(settings)
+        code = plugin_fingerprints(settings)
     except InputError as error:
         raise InputError(f"{claim.place}: {error}") from error
     if settings.model.runs_elsewhere:  # a receipt may not choose where prompts are sent
@@ -301,7 +301,7 @@ def _begin(solver: Solver, claim: Claim) -> Callable[[], Solution]:
     """Submit a claim's search, and return a function that waits for the solution."""
     from beamwright.solver.options import SHARED
 
-    problem, owners = claim.problem, option_owners()
+    problem, owners = claim.problem, option_sections()
     if isinstance(problem, int):
         return lambda: solver.synthetic(problem)
     saved = claim.receipt.settings.items()

@@ -49,7 +49,7 @@ class TreeUpdate:
     report: Mapping[str, Any]
 
 
-class TreeChanges:
+class TreeChangeCollector:
     """Sender's side: collects what has changed in a search's tree since the last message.
 
     Use it in the thread that grows the tree. A search that did not fit in memory beside other

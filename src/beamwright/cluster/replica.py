@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from beamwright import errors
-from beamwright.cluster.mirror import TreeChanges, TreeUpdate
+from beamwright.cluster.mirror import TreeChangeCollector, TreeUpdate
 from beamwright.cluster.roster import Heartbeat, SearchRequest
 from beamwright.config import Settings
 from beamwright.counters import Usage
@@ -97,7 +97,7 @@ class Replica:
         """
         yield self._name()
         loop, heard = asyncio.get_running_loop(), asyncio.Queue[SearchMessage]()
-        changes = TreeChanges()
+        changes = TreeChangeCollector()
 
         def on_round(report: RoundReport) -> None:
             news = SearchMessage(self._solver.usage(), changes.collect(report.tree, report))
@@ -140,7 +140,7 @@ class Replica:
             handle.cancel()
 
     def _last_news(
-        self, outcome: Solution | BaseException, given: SearchRequest, changes: TreeChanges
+        self, outcome: Solution | BaseException, given: SearchRequest, changes: TreeChangeCollector
     ) -> SearchMessage:
         """Return the last message of a search, and count consecutive bugs for `check_health`."""
         best = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)

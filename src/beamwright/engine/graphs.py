@@ -15,7 +15,7 @@ import torch
 from beamwright.errors import message_of
 from beamwright.models.load import is_out_of_memory
 from beamwright.models.prefill_passes import Launches, Numbers, Replay
-from beamwright.models.session import steps_in_place
+from beamwright.models.session import updates_states_in_place
 from beamwright.models.tree_model import TreeModel
 
 # Stream priority of decoding: its short passes go before a concurrent prefill (priority 0).
@@ -70,7 +70,7 @@ class CudaGraphReplay(Replay):
         self._warm.add(key)
 
     @property
-    def idle_bytes(self) -> int:
+    def cuda_graph_bytes(self) -> int:
         """Bytes that the graphs' memory pool holds, even while nothing runs."""
         if not self._graphs:
             return 0
@@ -139,7 +139,7 @@ def make_replay(
 
     on_failure: called with the reason if passes cannot be captured after all.
     """
-    by_host = model.decoder.shape.states and not steps_in_place(model.decoder, model.store)
+    by_host = model.decoder.shape.states and not updates_states_in_place(model.decoder, model.store)
     if graphs == "off" or model.store.streams_layers or by_host:
         return None
     device = model.decoder.device

@@ -100,7 +100,9 @@ class PromptRenderer:
         system_prompt = self._settings.system_prompt
         match problem:
             case Conversation():
-                said = codec.conversation(problem.messages, system_prompt, problem.tools, args)
+                said = codec.render_conversation(
+                    problem.messages, system_prompt, problem.tools, args
+                )
                 self._check_size(codec, said, "the conversation")
                 return codec.encode_prompt(said), problem.problem_text
             case RawPrompt(tuple() as given):
@@ -115,7 +117,9 @@ class PromptRenderer:
         if not text:
             raise InputError("the problem is empty")
         check_text(text, "the problem")
-        said = codec.conversation([{"role": "user", "content": text}], system_prompt, (), args)
+        said = codec.render_conversation(
+            [{"role": "user", "content": text}], system_prompt, (), args
+        )
         self._check_size(codec, said, "the problem")
         return codec.encode_prompt(said), text
 

@@ -41,7 +41,7 @@ _FIXED = (0, 1, 5)  # if matrix products sum in a fixed order
 
 def kernel_key(decoder: Decoder, backend: AttentionBackend) -> tuple[object, ...]:
     """Return a key that is equal for models that run the same kernels; one test covers them."""
-    return *decoder.kind, type(backend), backend.name
+    return *decoder.self_test_key, type(backend), backend.name
 
 
 def set_least_rows(decoders: Sequence[Decoder], backend: AttentionBackend) -> bool:

@@ -34,8 +34,8 @@ from beamwright.engine.sampling import MOST_LIKELIEST, Sampler, likeliest, sampl
 from beamwright.engine.step_results import IterationResults, PassBuffers
 from beamwright.errors import InputError
 from beamwright.kv.streams import send_to_device
-from beamwright.models.decoder import captured_rows, padded_rows
-from beamwright.models.load import free_bytes
+from beamwright.models.decoder import pad_for_cuda_graph, padded_rows
+from beamwright.models.load import make_free_memory_reader
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.prefill_passes import Replay
 from beamwright.models.session import DecodeSession
@@ -98,8 +98,8 @@ class TensorRowRunner:
 
     @property
     def held_bytes(self) -> int:
-        idle_bytes = self.replay.idle_bytes + self._model.idle_bytes
-        return self._session.held_bytes - idle_bytes if self._keeps_memory else 0
+        cuda_graph_bytes = self.replay.cuda_graph_bytes + self._model.cuda_graph_bytes
+        return self._session.held_bytes - cuda_graph_bytes if self._keeps_memory else 0
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         del running
@@ -405,7 +405,10 @@ def make_running_batch(
         RowManager(model.store, decodings, model.decoder.shape.context),
         settings.schedule,
         _working_memory(
-            (model, *scorers), costs, rows_bytes, padded_rows if replay is None else captured_rows
+            (model, *scorers),
+            costs,
+            rows_bytes,
+            padded_rows if replay is None else pad_for_cuda_graph,
         ),
         progress,
     )
@@ -434,11 +437,11 @@ def _working_memory(
             beside = 2 * tokens * sum(each.read_bytes_per_token for each in layouts)
         return beside + shape.working_bytes_per_row(pool.layout.dtype.itemsize)
 
-    free = free_bytes(model.decoder.device)
+    free = make_free_memory_reader(model.decoder.device)
 
     def free_now() -> int:
         all_bytes = free() if free is not None else rows_bytes or 0
-        return all_bytes - sum(scorer.idle_bytes for scorer in scorers)
+        return all_bytes - sum(scorer.cuda_graph_bytes for scorer in scorers)
 
     is_known = free is not None or rows_bytes is not None
     return BatchSizeLimit(free_now if is_known else None, row_bytes, costs, pad)

@@ -45,7 +45,7 @@ def trial_settings(settings: Settings) -> dict[str, Settings]:
         raise InputError(
             f"--advise: {_SAMPLES} times --n {n} exceeds {MOST_CANDIDATES} candidates; lower --n"
         )
-    if settings.model.scorer == "none":
+    if settings.model.verifier_or_default == "none":
         vote = {"search": "majority", "choose": "majority"}
         return {"samples": settings.changed(**vote, n=_SAMPLES * n)}
     name = settings.search.search or DEFAULT_SEARCH

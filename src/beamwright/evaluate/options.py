@@ -52,7 +52,7 @@ class ProblemRow:
         return str(value).strip()
 
 
-def with_options(
+def with_answer_options(
     row: ProblemRow, question: str, unique_id: str, answer_field: str | None, *, is_whole: bool
 ) -> tuple[str, str | None] | None:
     """Return the problem's text with its options, and the right letter; None without options.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.evaluate.options import ProblemRow, with_options
+from beamwright.evaluate.options import ProblemRow, with_answer_options
 from beamwright.io import import_optional, read_file
 from beamwright.search.answers import extract_answer
 
@@ -116,7 +116,9 @@ def load_problems(
         while name in problems:
             name += f"#{index}"
         text, is_whole = _question(row, questions), problem_field not in (None, *QUESTION_FIELDS)
-        listed = with_options(row, text, str(ids[0]) if ids else "", named, is_whole=is_whole)
+        listed = with_answer_options(
+            row, text, str(ids[0]) if ids else "", named, is_whole=is_whole
+        )
         text, answer = listed or (text, _answer(row, named) if is_judged else None)
         problems[name] = Problem(text, answer if is_judged else None, name, index, level)
     answers = [problem.answer for problem in problems.values()]

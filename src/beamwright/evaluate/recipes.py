@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beamwright.config import Settings, load_recipe, option_owners
+from beamwright.config import Settings, load_recipe, option_sections
 from beamwright.errors import InputError
 from beamwright.search import make_strategy
 from beamwright.search.defaults import vote_note, with_strategy_and_verifier
@@ -118,7 +118,7 @@ def _flat(keys: Any, where: str) -> dict[str, Any]:
     """Flatten options and sections to options by name; `search` is a section if a mapping."""
     if not isinstance(keys, dict | None):
         raise InputError(f"{where}: must be options, such as 'n: 16'")
-    owners = option_owners()
+    owners = option_sections()
     flat: dict[str, Any] = {}
     for key, value in (keys or {}).items():
         section = isinstance(value, dict) and key in Settings.model_fields

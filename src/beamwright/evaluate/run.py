@@ -30,7 +30,7 @@ from beamwright.io import (
     read_json_object,
     write_atomically,
 )
-from beamwright.saved.identity import plugin_code
+from beamwright.saved.identity import plugin_fingerprints
 from beamwright.search.answer_keys import read_options
 from beamwright.search.answers import make_answers
 from beamwright.search.choose import CHOICES, choose
@@ -311,7 +311,7 @@ def run(
                 "dataset": problem_set.name,
                 "dataset_sha256": problem_set.fingerprint,
                 "settings": settings.model_dump(mode="json"),
-                "code": plugin_code(settings) or None,
+                "code": plugin_fingerprints(settings) or None,
             }
             folder = ResultsFolder(out, identity)
             stack.callback(folder.close)

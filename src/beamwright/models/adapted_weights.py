@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from beamwright.errors import InputError, error_line
-from beamwright.models.adapter import EmbeddingRows, Experts, Product
+from beamwright.models.adapter import Experts, ProjectionWeight, StoredEmbedding
 from beamwright.models.decoder import Linear
 from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
-from beamwright.models.formats.key_tables import check_fit
-from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.key_tables import check_tensor_sizes
+from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.grouped import GroupedLinear, check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
 from beamwright.models.survey import Survey
-from beamwright.models.weights import Placing, check_finite, trim_heap
+from beamwright.models.weights import LoadOptions, check_finite, trim_heap
 from beamwright.plan.costs import Storage
 
 # Prefix of the names of a text model that is part of a multimodal one.
@@ -41,7 +41,7 @@ _EXPERT_PROJECTIONS = {  # the projections in a file that make up one parameter 
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 
 
-def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, where: str) -> None:
+def load_adapted(surveyed: Survey, stored: StoredWeights, placing: LoadOptions, where: str) -> None:
     """Load weights into the model that `survey` has built without weights.
 
     where: the checkpoint's path, for messages.
@@ -63,11 +63,14 @@ def load_adapted(surveyed: Survey, stored: StoredWeights, placing: Placing, wher
     model.requires_grad_(False)
 
 
-def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: Placing) -> None:
+def check_adapted(
+    surveyed: Survey, stored: StoredWeights, where: str, placing: LoadOptions
+) -> None:
     """Check that a checkpoint has the tensors that the model needs. Only headers are read.
 
     Raises:
-        InputError: if names or sizes differ (see `check_fit`), or if tensors cannot be merged.
+        InputError: if names or sizes differ (see `check_tensor_sizes`), or if tensors cannot be
+            merged.
     """
     sizes: Any = SimpleNamespace(
         sizes=stored.sizes, tensor=lambda name: torch.empty(stored.sizes[name], device="meta")
@@ -84,7 +87,7 @@ def check_adapted(surveyed: Survey, stored: StoredWeights, where: str, placing: 
             ) from error
     left = {name: at for name, at in loader.left.items() if not loader.can_ignore(name)}
     given |= {name: stored.sizes[at] for name, at in left.items()}
-    check_fit(
+    check_tensor_sizes(
         loader.required_sizes(given), given, f"model {where}", surveyed.body.config.model_type
     )
 
@@ -118,7 +121,7 @@ class _Loader:
     """
 
     def __init__(
-        self, surveyed: Survey, placing: Placing, where: str, stored: StoredWeights
+        self, surveyed: Survey, placing: LoadOptions, where: str, stored: StoredWeights
     ) -> None:
         self._surveyed, self._placing, self._where, self._stored = surveyed, placing, where, stored
         model = surveyed.model
@@ -132,7 +135,7 @@ class _Loader:
         self._head = next((f"{n}.weight" for n, m in model.named_modules() if m is head), "")
         table = model.get_input_embeddings()
         self._embedding = next((f"{n}.weight" for n, m in model.named_modules() if m is table), "")
-        self._rows: StoredRows | None = None
+        self._rows: RowReader | None = None
         self._missing = set(self._wanted)
         self.left: dict[str, str] = {}
 
@@ -186,7 +189,7 @@ class _Loader:
             return {target: stored.tensor(name)}
         kept = stored.quantised_linear(name.removesuffix(".weight"))
         if ends and kept is not None:
-            self._rows = stored.rows(name, self._wanted[target].dtype)
+            self._rows = stored.row_reader(name, self._wanted[target].dtype)
             kept = kept if can_multiply(kept) and self._rows is not None else None
         return {target: stored.tensor(name) if kept is None else kept}
 
@@ -241,7 +244,7 @@ class _Loader:
         if isinstance(value, GroupedLinear | BlockLinear):
             module._parameters.pop(leaf)
             if name == self._embedding:
-                module.__dict__[leaf] = EmbeddingRows(self._rows, like, placing.device)
+                module.__dict__[leaf] = StoredEmbedding(self._rows, like, placing.device)
                 return
             kept = value.check_and_place(tuple(like.shape), placing.device, what)
             module.__dict__[leaf] = self._product(kept, like)
@@ -265,10 +268,10 @@ class _Loader:
         if path in self._surveyed.experts and not any(each.is_meta for each in module.parameters()):
             self._convert_experts(module, path)
 
-    def _product(self, linear: Linear, like: Tensor) -> Product:
+    def _product(self, linear: Linear, like: Tensor) -> ProjectionWeight:
         """Wrap a projection as the stand-in for a weight that is only used in matrix products."""
         placing = self._placing
-        return Product(placing.pack(linear), like, placing.device, placing.tile_rows)
+        return ProjectionWeight(placing.pack(linear), like, placing.device, placing.tile_rows)
 
     def _convert_experts(self, module: Any, path: str) -> None:
         placing = self._placing

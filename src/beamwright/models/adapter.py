@@ -3,7 +3,7 @@
 No family needs code here. Rows are packed as one sequence [1, tokens] with a position per token.
 The attention view decides which KV each token attends to, and holds the states of recurrent layers
 (`recurrent_layers`). All other modules work token by token and run unchanged. Weights that are only
-used in matrix products become Beamwright's projections (`Product`).
+used in matrix products become Beamwright's projections (`ProjectionWeight`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, apply_padded
-from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.recurrent_layers import Recurrent
-from beamwright.models.shape import ModelShape, NotBuiltError
+from beamwright.models.shape import ModelShape, NoDecoderError
 from beamwright.models.steps import install_steps
 from beamwright.models.survey import Survey, bind
 
@@ -31,7 +31,7 @@ _UP = ("gate_up_proj", "up_proj")
 _GROUPED_CAPABILITY = (8, 0)  # least compute capability of a GPU for `F.grouped_mm`
 
 
-class Product:
+class ProjectionWeight:
     """A stand-in for a module's weight: `F.linear` with it runs one of Beamwright's projections.
 
     linear: the projection. like: the weight that is replaced; its shape and dtype are kept.
@@ -59,10 +59,10 @@ class Product:
         return product.view(*x.shape[:-1], -1)
 
 
-class EmbeddingRows:
+class StoredEmbedding:
     """A stand-in for an embedding table: `F.embedding` with it reads rows from the model's file."""
 
-    def __init__(self, rows: StoredRows | None, like: Tensor, device: str) -> None:
+    def __init__(self, rows: RowReader | None, like: Tensor, device: str) -> None:
         self.rows, self.shape, self.dtype = rows, like.shape, like.dtype
         self.device = torch.device(device)
 
@@ -262,7 +262,7 @@ class _NoLayers(torch.nn.Module):
         return value if isinstance(value, int | float) else self
 
 
-def can_step_in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+def can_update_states_in_place(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether kernels can update recurrent states inside the pool's blocks: on a GPU."""
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
@@ -300,17 +300,17 @@ class AdaptedDecoder(Decoder):
         """Wrap the recurrent modules, so that they read and write the states of the current view.
 
         Raises:
-            NotBuiltError: if a module's results depend on how many tokens it gets in one call.
+            NoDecoderError: if a module's results depend on how many tokens it gets in one call.
         """
         known, made = dict[type, bool](), list[Recurrent]()
-        in_blocks = can_step_in_blocks(self.device, self.dtype)
+        in_blocks = can_update_states_in_place(self.device, self.dtype)
         for name, parts in surveyed.recurrent.items():
             layer, module = parts[0].layer, surveyed.model.get_submodule(name)
             own = [part for part in self.shape.states if part.layer == layer]
             each = Recurrent(module, layer, own, self.dtype)
             if type(module) not in known:
                 if not each.chunks_agree(self.shape.hidden, self.device, after_state=False):
-                    raise NotBuiltError(
+                    raise NoDecoderError(
                         f"{type(module).__name__} gives other results for one token at a time "
                         "than for several at once"
                     )
@@ -324,11 +324,11 @@ class AdaptedDecoder(Decoder):
         return tuple(made)
 
     @property
-    def steps_in_place(self) -> bool:
+    def updates_states_in_place(self) -> bool:
         return all(each.in_place is not None for each in self.recurrent)
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def self_test_key(self) -> tuple[object, ...]:
         """Key of self-test results, equal for models whose passes run the same kernels.
 
         It holds the model's shape (with the family's name), the kernels of the projections, dtype,

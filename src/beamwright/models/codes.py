@@ -41,7 +41,7 @@ class Codes:
     #
     # With 4 bits one word holds both in float16, the scale in its low half. With 8 bits two words
     # hold one float32 each.
-    ends: Tensor
+    scales_and_lows: Tensor
     bits: int
     # Columns of a group, or `_ROW` if each row is one group.
     group: int
@@ -53,7 +53,7 @@ class Codes:
     @classmethod
     def of(cls, linear: GroupedLinear) -> "Codes | None":
         """Convert a projection's weight; None if its size is no multiple of tiles and groups."""
-        (outputs, columns), bits, ends = linear.size, linear.bits, linear.ends
+        (outputs, columns), bits, ends = linear.size, linear.bits, linear.scales_and_lows
         group = linear.group if ends.shape[1] > 1 else _ROW
         is_whole = outputs > 0 and outputs % _SIDE == 0 and columns % UNIT == 0
         fits = group % _SIDE == 0 and (UNIT % group == 0 or group % UNIT == 0)
@@ -70,15 +70,15 @@ class Codes:
     def rows(self, first: int, last: int) -> "Codes":
         """Return the weight of outputs `first` to `last` - 1; both must be multiples of 16."""
         tiles = slice(first // _SIDE, last // _SIDE)
-        return Codes(self.words[tiles], self.ends[tiles], self.bits, self.group)
+        return Codes(self.words[tiles], self.scales_and_lows[tiles], self.bits, self.group)
 
-    def values(self, dtype: torch.dtype) -> Tensor:
+    def dequantise(self, dtype: torch.dtype) -> Tensor:
         """Return the dequantised weight [outputs, columns], as the kernels multiply with it."""
         columns = self.words.shape[1] * _SIDE * 32 // self.bits
         out = torch.empty(len(self), columns, dtype=dtype, device=self.words.device)
         grid = self.words.shape[0], columns // UNIT
         dequantise_tiles[grid](
-            self.words, self.ends, out, columns, self.bits, self.group, is_interpreted()
+            self.words, self.scales_and_lows, out, columns, self.bits, self.group, is_interpreted()
         )
         return out
 
@@ -104,7 +104,7 @@ def load_words(words, place, columns, start, BITS: tl.constexpr):
 
 
 @triton.jit
-def load_ends(ends, place, groups, group, BITS: tl.constexpr):
+def load_scale_and_low(ends, place, groups, group, BITS: tl.constexpr):
     """Load scale and low [outputs] of a group, in float32.
 
     With 4 bits the returned low is that of code -16, because `dequantise_codes` adds 16.
@@ -172,7 +172,7 @@ def sum_codes(
         for number in tl.static_range(STEP // 16):
             if 16 * number % GROUP == 0:
                 group = (start + 16 * number) // GROUP
-                scale, low = load_ends(ends, place, groups, group, BITS)
+                scale, low = load_scale_and_low(ends, place, groups, group, BITS)
             left = dequantise_codes(packed, scale, low, number, BITS, x.dtype.element_ty, WIDE)
             right = tl.load(x + at + start + 16 * number, mask=real[:, None], other=0.0)
             if WIDE:
@@ -198,6 +198,6 @@ def dequantise_tiles(
         for number in tl.static_range(32 // BITS):
             if 16 * number % GROUP == 0:
                 group = (start + 16 * number) // GROUP
-                scale, low = load_ends(ends, place, groups, group, BITS)
+                scale, low = load_scale_and_low(ends, place, groups, group, BITS)
             value = dequantise_codes(packed, scale, low, number, BITS, out.dtype.element_ty, WIDE)
             tl.store(at + start + 16 * number, value)

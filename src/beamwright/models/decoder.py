@@ -51,7 +51,7 @@ def padded_rows(count: int, least: int = ROW_MULTIPLE) -> int:
     return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
-def captured_rows(count: int) -> int:
+def pad_for_cuda_graph(count: int) -> int:
     """Round `count` up to a number of rows for which a CUDA graph is captured.
 
     There are few such numbers, because each one needs a graph. Above 64 the padding is at most half
@@ -270,12 +270,12 @@ class Decoder(Protocol):
         return False
 
     @property
-    def steps_in_place(self) -> bool:
+    def updates_states_in_place(self) -> bool:
         """Whether kernels read and write the states of all recurrent layers in their blocks."""
         return False
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def self_test_key(self) -> tuple[object, ...]:
         """A key for self-test results: equal for decoders that run the same code on equal sizes."""
 
     def hidden(

@@ -25,7 +25,7 @@ from beamwright.models.decoder import (
     apply_in_tiles,
     apply_padded,
 )
-from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.native import CLibraryLayers, is_native
 from beamwright.models.shape import ModelShape
 
@@ -85,7 +85,7 @@ class DecoderWeights:
     positions: OPT's table of learned positions; None for rotary positions.
     """
 
-    embedding: Tensor | StoredRows
+    embedding: Tensor | RowReader
     layers: list[Layer]
     lm_head: Linear
     final_norm: Norm
@@ -203,7 +203,7 @@ class DenseDecoder(Decoder):
         return self.weights.embedding[token_ids]
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def self_test_key(self) -> tuple[object, ...]:
         """Key of self-test results, equal for models whose passes run the same kernels.
 
         It holds the sizes of a layer, the kernels of the projections, dtype, device, rows per tile

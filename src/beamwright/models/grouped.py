@@ -128,7 +128,7 @@ class GroupedLinear(Linear):
         return (self.weight.shape[2] - 2 * _ENDS[self.bits].itemsize) * 8 // self.bits
 
     @property
-    def ends(self) -> Tensor:
+    def scales_and_lows(self) -> Tensor:
         """The scale and low of each group [out, groups, 2]."""
         return _split(self.weight, self.bits)[1]
 
@@ -145,7 +145,7 @@ class GroupedLinear(Linear):
             InputError: if the weight does not have this size, or a scale or low is not finite.
         """
         check_size(self.size, size, what)
-        if not bool(self.ends.isfinite().all()):
+        if not bool(self.scales_and_lows.isfinite().all()):
             raise NotFiniteError(f"{what} holds NaN or infinite scales: the file is damaged")
         self.weight = self.weight.to(device)
         return self
@@ -162,13 +162,13 @@ class GroupedLinear(Linear):
         wide = torch.float32 if on_cpu and x.dtype != torch.float64 else x.dtype
         values = x.to(wide)
         tiles = (slice(first, first + count) for first in range(0, rows, count))
-        parts = [invariant_linear(values, self.values(tile).to(wide), None) for tile in tiles]
+        parts = [invariant_linear(values, self.dequantise(tile).to(wide), None) for tile in tiles]
         product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.bias is not None:
             product.add_(self.bias)
         return product.to(x.dtype)
 
-    def values(self, rows: slice) -> Tensor:
+    def dequantise(self, rows: slice) -> Tensor:
         """Return the dequantised weights of `rows`: float32 [rows, columns]."""
         table = self.weight[rows]
         if table.device.type == "cpu" and can_unpack(self.bits, table.shape[-1]):

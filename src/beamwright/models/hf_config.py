@@ -35,7 +35,7 @@ from beamwright.models.named import (
     rotary_frequencies,
     shape_from_text,
 )
-from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NotBuiltError
+from beamwright.models.shape import FAMILIES, LayerGroup, ModelShape, NoDecoderError
 from beamwright.sections import DecoderChoice, ModelSettings
 
 # "dynamic" changes positions only beyond max_position_embeddings, which no path exceeds.
@@ -113,7 +113,7 @@ def read_shape(
         try:
             if decoder != "transformers":
                 shape = _own_shape(folder, written, max_context)
-        except NotBuiltError:
+        except NoDecoderError:
             if decoder == "own":
                 raise
         shape = shape or _built_shape(folder, written, max_context)
@@ -123,7 +123,7 @@ def read_shape(
             )
         sizes = packed_sizes(written, shape.matrices)
         return replace(shape, **(gguf_metadata.weight_sizes(folder) if is_gguf(folder) else sizes))
-    except NotBuiltError as error:
+    except NoDecoderError as error:
         way = f"; {_ELSEWHERE}" if role == "generator" else ""
         way += "; --decoder auto runs models that transformers builds" if decoder == "own" else ""
         raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
@@ -193,17 +193,17 @@ def _shape_of(given: Any, max_context: int | None) -> ModelShape:
     if max_context is not None:
         context = min(context, max_context)
     if family.unsupported is not None and (odd := family.unsupported(config)) is not None:
-        raise NotBuiltError(f"{config.model_type} with {odd} is not supported; {SUPPORTED}")
+        raise NoDecoderError(f"{config.model_type} with {odd} is not supported; {SUPPORTED}")
     fields = {
         "intermediate": getattr(config, "intermediate_size", None),
         "norm_eps": getattr(config, "rms_norm_eps", None),
         "activation": getattr(config, "hidden_act", None),
         "tied": bool(config.tie_word_embeddings),
-        **family.flags(config),
+        **family.shape_fields(config),
     }
     activations = _KEYS["activations"]
     if fields["activation"] not in activations:
-        raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {SUPPORTED}")
+        raise NoDecoderError(f"activation {fields['activation']!r} is not supported; {SUPPORTED}")
     fields["activation"] = activations[fields["activation"]]
     if "learned_positions" not in fields:
         fields |= _rotary(given, head_dim)
@@ -244,7 +244,7 @@ def _groups(
     sliding = [number for number, kind in enumerate(kinds) if kind == "sliding_attention"]
     full = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
     if len(sliding) + len(full) != config.num_hidden_layers:
-        raise NotBuiltError(f"layer types {sorted(set(kinds))} are not supported; {SUPPORTED}")
+        raise NoDecoderError(f"layer types {sorted(set(kinds))} are not supported; {SUPPORTED}")
     if not sliding:
         return ()
     groups = [LayerGroup(tuple(full), *heads)] if full else []
@@ -255,7 +255,7 @@ def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
     kind = values.get("model_type")
     if str(kind) not in known:
         code = ", and the folder's own code (auto_map) is never run"
-        raise NotBuiltError(
+        raise NoDecoderError(
             f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
             f"{SUPPORTED}"
         )
@@ -267,7 +267,7 @@ def _check_weights(values: Mapping[str, Any]) -> None:
             find_method(quantised)
             QUANTISATION.check(nonempty_keys(quantised), "config.json")
         except UnsupportedModelError as error:
-            raise NotBuiltError(
+            raise NoDecoderError(
                 f"{error}; or use the original checkpoint with --weights int4 (a verifier's with "
                 f"--verifier-weights int4); {SUPPORTED}"
             ) from error
@@ -323,7 +323,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
     frequencies are returned too.
 
     Raises:
-        NotBuiltError: for positions that are not supported.
+        NoDecoderError: for positions that are not supported.
     """
     rope = dict(getattr(config, "rope_parameters", None) or {})
     of_kind, kinds = rope.get("sliding_attention"), getattr(config, "layer_types", None) or ()
@@ -335,7 +335,7 @@ def _rotary(config: Any, head_dim: int) -> dict[str, Any]:
         for kind in ("full_attention", "sliding_attention")
     )
     if same != 1.0:
-        raise NotBuiltError("scaled positions in layers with a sliding window are not supported")
+        raise NoDecoderError("scaled positions in layers with a sliding window are not supported")
     slides = tuple(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
     return {"inv_freq": far, "rope_scale": scale, "local_freq": near, "local_layers": slides}
 
@@ -352,9 +352,9 @@ def _frequencies(
 ) -> tuple[tuple[float, ...], float]:
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_TYPES:
-        raise NotBuiltError(f"rope type {kind!r} is not supported; {SUPPORTED}")
+        raise NoDecoderError(f"rope type {kind!r} is not supported; {SUPPORTED}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotBuiltError(f"partial rotary positions are not supported; {SUPPORTED}")
+        raise NoDecoderError(f"partial rotary positions are not supported; {SUPPORTED}")
     if kind in _UNSCALED:
         return rotary_frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)

@@ -58,7 +58,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey_model
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import (
-    Placing,
+    LoadOptions,
     check_weights,
     load_weights,
     random_weights,
@@ -146,7 +146,7 @@ def load_model(
         if storage is Storage.STORED and shape.blocks and not library_accepts(torch.float32):
             remarks += (_SLOW,) * (device == "cpu")
     tile = TILE_ROWS if settings.deterministic else None
-    placing = Placing(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
+    placing = LoadOptions(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
     decoder: Decoder
     if shape.built is not None and folder is not None:
         surveyed = survey_model(config_of(folder), dtype)
@@ -224,7 +224,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
                 shape = with_own_head(shape, stored)
                 check_weights(stored, shape, str(folder))
             else:
-                unread = Placing(torch.float32, "meta")
+                unread = LoadOptions(torch.float32, "meta")
                 check_adapted(survey_model(config_of(folder)), stored, str(folder), unread)
             codec = TextCodec.load(folder)
             remarks = _remarks(folder, codec)
@@ -275,7 +275,7 @@ def check_device(device: str) -> str:
     return device
 
 
-def read_reference(place: Path, dtype: torch.dtype) -> Any:
+def load_reference_model(place: Path, dtype: torch.dtype) -> Any:
     """Load a folder or GGUF file with `transformers` alone, to check Beamwright's results.
 
     Raises:
@@ -356,7 +356,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in _REFUSED)
 
 
-def free_bytes(device: torch.device) -> Callable[[], int] | None:
+def make_free_memory_reader(device: torch.device) -> Callable[[], int] | None:
     """Return a function that measures how many bytes of a GPU are free now; None for a CPU."""
     if device.type != "cuda":
         return None

@@ -39,7 +39,7 @@ def _shape(
     theta: base of the rotary frequencies. flags: further fields of `ModelShape`.
     """
     head_dim = head_dim or sizes["hidden"] // sizes["heads"]
-    fields = {**FAMILIES[family].flags(SimpleNamespace()), **sizes, **flags}
+    fields = {**FAMILIES[family].shape_fields(SimpleNamespace()), **sizes, **flags}
     if "learned_positions" not in fields:
         fields["inv_freq"] = rotary_frequencies(theta, head_dim)
     return ModelShape(family, head_dim=head_dim, full_context=sizes["context"], **fields)

@@ -120,7 +120,7 @@ class Replay:
     is_plain = True
 
     @property
-    def idle_bytes(self) -> int:
+    def cuda_graph_bytes(self) -> int:
         """Bytes that captured graphs reserve between passes and that no other code can use."""
         return 0
 

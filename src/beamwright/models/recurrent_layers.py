@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beamwright.kv.states import RowStates
-from beamwright.models.shape import NotBuiltError, StatePart
+from beamwright.models.shape import NoDecoderError, StatePart
 
 # Names of the cache argument; "cache" is used since transformers 5.24.
 _CACHES = ("cache", "cache_params", "past_key_values")
@@ -120,7 +120,7 @@ def find_states(
     call: the arguments of the module in a forward pass on the meta device.
 
     Raises:
-        NotBuiltError: if the module needs other input than hidden states and its own states.
+        NoDecoderError: if the module needs other input than hidden states and its own states.
     """
     cache, hidden = StateCache({}), call.args[0]
     output = _call_with_cache(module, call, cache)
@@ -129,9 +129,9 @@ def find_states(
     given = [value for name, value in call.arguments.items() if name != "attention_mask"]
     if sum(isinstance(value, Tensor) for value in given) > 1 or not isinstance(output, Tensor):
         what = type(module).__name__
-        raise NotBuiltError(f"{what} computes states from more than the layer's input")
+        raise NoDecoderError(f"{what} computes states from more than the layer's input")
     alone = Recurrent(module, layer, (), hidden.dtype)
-    alone.plain(hidden[:, :1], cache)  # checks that a single token runs as well
+    alone.run_original(hidden[:, :1], cache)  # checks that a single token runs as well
     return tuple(
         StatePart(layer, kind, tuple(part.shape[1:]), part.dtype != hidden.dtype)
         for kind, part in cache.parts.items()
@@ -142,13 +142,13 @@ def check_stateless(module: torch.nn.Module, call: inspect.BoundArguments) -> No
     """Check that an attention module keeps no recurrent state.
 
     Raises:
-        NotBuiltError: if the module keeps one.
+        NoDecoderError: if the module keeps one.
     """
     cache = StateCache({})
     with suppress(Exception):  # the module may call methods that `StateCache` lacks
         _call_with_cache(module, call, cache)
     if cache.is_used:
-        raise NotBuiltError(f"{type(module).__name__} is attention that keeps a state")
+        raise NoDecoderError(f"{type(module).__name__} is attention that keeps a state")
 
 
 def _call_with_cache(
@@ -195,7 +195,7 @@ class Recurrent:
         self._states = states
         self.module.forward = self
 
-    def plain(self, hidden: Tensor, cache: StateCache) -> Tensor:
+    def run_original(self, hidden: Tensor, cache: StateCache) -> Tensor:
         """Run the module's original forward on [rows, tokens, hidden] with the rows' states."""
         return self._plain(hidden, **{self._cache: cache})
 
@@ -238,7 +238,7 @@ class Recurrent:
                     pieces = tokens.split(1, dim=1)
                 else:
                     cache = StateCache({})
-            outputs += [self.plain(piece, cache) for piece in pieces]
+            outputs += [self.run_original(piece, cache) for piece in pieces]
             caches.append(cache)
         return torch.cat([*outputs, torch.zeros_like(padding)], dim=1), _join_states(caches)
 
@@ -269,8 +269,10 @@ class Recurrent:
         start = drawn if after_state else self._zeros(1, device)
         together = StateCache({kind: part.clone() for kind, part in start.items() if after_state})
         one_by_one = StateCache(start)
-        output = self.plain(hidden, together)
-        steps = torch.cat([self.plain(token, one_by_one) for token in hidden.split(1, dim=1)], 1)
+        output = self.run_original(hidden, together)
+        steps = torch.cat(
+            [self.run_original(token, one_by_one) for token in hidden.split(1, dim=1)], 1
+        )
         pairs = [(output, steps)]
         pairs += [(together.parts[kind], one_by_one.parts[kind]) for kind in self.parts]
         return are_near(pairs, _SAME)

@@ -20,7 +20,7 @@ from beamwright.kv.segments import Path, Segment, append_own_segment, initial_st
 from beamwright.kv.states import RowStates, StateTables
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import RowTails, SessionTail
-from beamwright.models.decoder import Decoder, captured_rows, padded_rows
+from beamwright.models.decoder import Decoder, pad_for_cuda_graph, padded_rows
 
 _CLOSED = DecodeView()  # the view of a session without rows; its methods do nothing
 
@@ -43,10 +43,10 @@ class _OpenRow:
         return self.flushed + self.in_tail
 
 
-def steps_in_place(decoder: Decoder, store: SegmentStore) -> bool:
+def updates_states_in_place(decoder: Decoder, store: SegmentStore) -> bool:
     """Return whether `step_kernels` read recurrent states directly from the pool's blocks."""
     cells = store.pool.states
-    return decoder.steps_in_place and cells is not None and cells.has_whole_lines
+    return decoder.updates_states_in_place and cells is not None and cells.has_whole_lines
 
 
 class DecodeSession:
@@ -82,7 +82,7 @@ class DecodeSession:
         self._view = _CLOSED
         self._known_moves = store.num_relocated  # block moves that the view accounts for
         self._states: RowStates | None = None
-        cells = store.pool.states if steps_in_place(decoder, store) else None
+        cells = store.pool.states if updates_states_in_place(decoder, store) else None
         self._state_tables = None if cells is None else StateTables(cells)
         self._rows: list[_OpenRow | None] = []
 
@@ -94,7 +94,7 @@ class DecodeSession:
     def pad(self, num_rows: int) -> int:
         """Return the padded batch size for `num_rows` rows."""
         if self._stays:
-            return captured_rows(num_rows)
+            return pad_for_cuda_graph(num_rows)
         return padded_rows(num_rows, self._decoder.least_rows)
 
     @property

@@ -20,7 +20,7 @@ from beamwright.sections import KVDtype
 HEAD_TOKENS = 256
 
 
-class NotBuiltError(UnsupportedModelError):
+class NoDecoderError(UnsupportedModelError):
     """The model is valid, but Beamwright does not implement it; another engine may."""
 
 
@@ -206,7 +206,7 @@ class ModelShape:
         state = max((part.num_bytes(element_bytes) for part in self.states), default=0)
         return 5 * 4 * self.vocab + self.activation_width * element_bytes + 4 * state
 
-    def head_bytes(self, element_bytes: int) -> int:
+    def logits_bytes(self, element_bytes: int) -> int:
         """Return the bytes that a verifier needs for the logits of `HEAD_TOKENS` tokens.
 
         These are the logits and two float32 copies; 0 for a model without an LM head.
@@ -275,7 +275,7 @@ class ModelFamily:
     window_if: str | None = None
     unsupported: Callable[[Any], str | None] | None = None
 
-    def flags(self, config: Any) -> dict[str, Any]:
+    def shape_fields(self, config: Any) -> dict[str, Any]:
         """Return the fields of ModelShape that `reads` and `fixed` define.
 
         config: an object with only the keys that the family reads (`known.CONFIGS`); an empty one

@@ -250,7 +250,7 @@ def _agrees(
     """Return whether `step` agrees with the module's own step, on random rows and states."""
     hidden, states = recurrent.draw_inputs(_ROWS, 1, width, device)
     own = StateCache({kind: state.clone() for kind, state in states.items()})
-    expected = recurrent.plain(hidden, own)
+    expected = recurrent.run_original(hidden, own)
     try:
         result = step(hidden, StateCache(_placed(states) if in_blocks else dict(states)))
     except (AssertionError, TypeError):  # the module passes arguments that our steps do not support

@@ -294,7 +294,7 @@ def _operands(
     """
     if isinstance(weight, Codes):
         tile = next((each for each in _CODED if rows <= each.rows), _CODED[-1])
-        return (weight.words, weight.ends), tile
+        return (weight.words, weight.scales_and_lows), tile
     return (weight, None), next((each for each in _TILES if rows <= each.rows), _WHOLE)
 
 
@@ -329,7 +329,7 @@ def gated_product(
 ManyRowsProduct = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
-class StreamedLinear(Linear):
+class KernelLinear(Linear):
     """A projection that the kernel `multiply_parts` multiplies, for any number of rows."""
 
     is_exact_for_one_row = True
@@ -362,7 +362,7 @@ class StreamedLinear(Linear):
         return gated_product(x, self.operand, self.bias, kind)
 
 
-class FewRowsLinear(StreamedLinear):
+class FewRowsLinear(KernelLinear):
     """A projection that the kernel multiplies for at most `FEW_ROWS` rows.
 
     More rows are multiplied by the library. A trial has shown that both are bitwise equal.
@@ -377,7 +377,7 @@ class FewRowsLinear(StreamedLinear):
         return F.linear(x, self.weight, self.bias)
 
 
-class CodedLinear(StreamedLinear):
+class CodedLinear(KernelLinear):
     """A quantised projection, whose codes the kernel reads directly for few rows.
 
     by: a product whose results are bitwise equal to the kernel's. For more rows than
@@ -400,14 +400,14 @@ class CodedLinear(StreamedLinear):
     def multiply_many(self, x: Tensor) -> Tensor:
         outputs, columns = len(self.codes), x.shape[1]
         parts, products = count_parts(outputs, columns), []
-        for first, last in pieces(outputs, columns):
-            weight = self.codes.rows(first, last).values(x.dtype)
+        for first, last in split_outputs(outputs, columns):
+            weight = self.codes.rows(first, last).dequantise(x.dtype)
             bias = None if self.bias is None else self.bias[first:last]
             products.append(self.by(x, weight, bias, parts))
         return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 
-def pieces(outputs: int, columns: int) -> list[tuple[int, int]]:
+def split_outputs(outputs: int, columns: int) -> list[tuple[int, int]]:
     """Split a weight's outputs into pieces that are dequantised one at a time.
 
     Return (first, end) of each piece. All pieces except the last have the same size.

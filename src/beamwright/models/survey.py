@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from beamwright.errors import error_line
 from beamwright.models.linear import quiet_import
 from beamwright.models.recurrent_layers import check_stateless, find_cache_modules, find_states
-from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NotBuiltError, StatePart
+from beamwright.models.shape import BuiltSizes, LayerGroup, ModelShape, NoDecoderError, StatePart
 
 # Name under which Beamwright's attention and experts are registered in `transformers`.
 NAME = "beamwright"
@@ -41,7 +41,7 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seque
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionCall:
     """The arguments with which one layer called attention."""
 
     key: Tensor  # layers that share KV pass the same tensor
@@ -61,7 +61,7 @@ class Survey:
     body_at: str  # the body's name in the model
     layers_at: str  # the name of the list of layers
     is_part: bool = False  # the model is the text part of a larger model
-    calls: dict[int, Attended] = field(default_factory=dict)  # by layer
+    calls: dict[int, AttentionCall] = field(default_factory=dict)  # by layer
     recurrent: dict[str, tuple[StatePart, ...]] = field(default_factory=dict)  # by module name
     products: frozenset[str] = frozenset()  # names of the weights that only `F.linear` reads
     experts: dict[str, int] = field(default_factory=dict)  # experts per token, by module name
@@ -128,12 +128,12 @@ def _register() -> None:
     """Register Beamwright's attention, masks and experts in `transformers`.
 
     Raises:
-        NotBuiltError: if the installed `transformers` is too old.
+        NoDecoderError: if the installed `transformers` is too old.
     """
     installed = version("transformers")
     if tuple(int(part) for part in installed.split(".")[:2]) < _LEAST_VERSION:
         least = ".".join(map(str, _LEAST_VERSION))
-        raise NotBuiltError(
+        raise NoDecoderError(
             f"Beamwright's own decoder does not support it, and --decoder transformers needs "
             f"transformers {least}, not {installed}: pip install 'transformers>={least}'"
         )
@@ -156,14 +156,14 @@ def survey_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
     """Build a config's model on the meta device, run it there, and return what the run shows.
 
     Raises:
-        NotBuiltError: if `transformers` has no causal model for the config, or if Beamwright's
+        NoDecoderError: if `transformers` has no causal model for the config, or if Beamwright's
             attention views cannot compute its layers.
     """
     with quiet_import():  # `transformers` imports torchao if it is installed
         _register()
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
-        raise NotBuiltError(_refusal(text, "it has an encoder"))
+        raise NoDecoderError(_refusal(text, "it has an encoder"))
     try:
         with quiet_import():
             surveyed = _build(text, dtype)
@@ -174,15 +174,15 @@ def survey_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> Survey:
             for module in surveyed.model.modules():
                 kept = {n: v for n, v in vars(module).items() if not isinstance(v, Tensor)}
                 module.__dict__ = kept
-    except NotBuiltError:
+    except NoDecoderError:
         raise
     except Exception as error:  # the code of a family may raise anything
         why = f"a trial run of its layers failed ({error_line(error)})"
         # Falcon chooses a class by the attention's name; its error then contains `_SURVEY`.
         why = "it computes attention itself" if _SURVEY in why else why
-        raise NotBuiltError(_refusal(text, why)) from error
+        raise NoDecoderError(_refusal(text, why)) from error
     if not surveyed.calls:
-        raise NotBuiltError(_refusal(text, "no layer has attention"))
+        raise NoDecoderError(_refusal(text, "no layer has attention"))
     surveyed.body.config._attn_implementation = NAME
     return surveyed
 
@@ -196,7 +196,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         line = "transformers has no causal model for its text part"
-        raise NotBuiltError(_refusal(config, line))
+        raise NoDecoderError(_refusal(config, line))
     for rope in _ropes(config):
         if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
             rope["rope_type"] = "default"  # both are equal up to max_position_embeddings
@@ -213,7 +213,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
         if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers
     )
     if "position_ids" not in inspect.signature(body.forward).parameters:
-        raise NotBuiltError(_refusal(config, "its forward function takes no position_ids"))
+        raise NoDecoderError(_refusal(config, "its forward function takes no position_ids"))
     return Survey(model, body, name, layers_at)
 
 
@@ -228,10 +228,10 @@ def _run(surveyed: Survey) -> None:
         layer = getattr(module, "layer_idx", None)
         if layer is None or layer in surveyed.calls or key.shape[2] != query.shape[2]:
             what = type(module).__name__
-            raise NotBuiltError(f"{what} does not attend once per layer to the layer's tokens")
+            raise NoDecoderError(f"{what} does not attend once per layer to the layer's tokens")
         (_, heads, tokens, width), (_, kv_heads, _, narrow) = query.shape, value.shape
-        softcap, head_dim = given.get("softcap"), max(width, narrow)
-        surveyed.calls[layer] = Attended(key, heads, kv_heads, head_dim, attention_mask, softcap)
+        sizes = heads, kv_heads, max(width, narrow)
+        surveyed.calls[layer] = AttentionCall(key, *sizes, attention_mask, given.get("softcap"))
         attending.add(module)
         return query.new_empty(1, tokens, heads, narrow)
 
@@ -260,9 +260,9 @@ def _run(surveyed: Survey) -> None:
     kept = {parts[0].layer for parts in surveyed.recurrent.values()}
     for layer, mixing in seen.mixing.items():
         if layer not in surveyed.calls and layer not in kept:
-            raise NotBuiltError(f"layer {layer} mixes tokens outside attention ({mixing})")
+            raise NoDecoderError(f"layer {layer} mixes tokens outside attention ({mixing})")
     if len(kept) < len(surveyed.recurrent):
-        raise NotBuiltError("layers with several recurrent modules are not supported")
+        raise NoDecoderError("layers with several recurrent modules are not supported")
 
 
 class _Uses(TorchFunctionMode):
@@ -321,18 +321,18 @@ def shape_of(surveyed: Survey, max_context: int | None) -> ModelShape:
     """Make the `ModelShape` of a surveyed model, for paths of at most `max_context` tokens.
 
     Raises:
-        NotBuiltError: if the model's layers cannot share one attention view.
+        NoDecoderError: if the model's layers cannot share one attention view.
     """
     config, embedding = surveyed.body.config, surveyed.model.get_input_embeddings().weight
     limit = next((getattr(config, n) for n in _CONTEXTS if getattr(config, n, None)), max_context)
     if limit is None:
-        raise NotBuiltError(
+        raise NoDecoderError(
             f"{config.model_type}: config.json has no context length; pass --context N"
         )
     context = limit if max_context is None else min(limit, max_context)
     calls, depth = surveyed.calls, len(surveyed.layers)
     if len({call.heads for call in calls.values()}) > 1:
-        raise NotBuiltError(f"{config.model_type}: layers have different numbers of heads")
+        raise NoDecoderError(f"{config.model_type}: layers have different numbers of heads")
     _check_rotary(config, context)
     shared, groups = _groups(calls, context, getattr(config, "attention_chunk_size", None))
     inner = getattr(config, "intermediate_size", None) or 4 * embedding.shape[1]
@@ -367,19 +367,19 @@ def _check_rotary(config: Any, context: int) -> None:
     """Check that rotary frequencies do not depend on the longest path of a batch.
 
     Raises:
-        NotBuiltError: if they do.
+        NoDecoderError: if they do.
     """
     for each in _ropes(config):
         most = each.get("original_max_position_embeddings") or config.max_position_embeddings
         if each.get("rope_type") == "longrope" and context > most:
-            raise NotBuiltError(
+            raise NoDecoderError(
                 f"rope type 'longrope' changes with the longest path in a batch: use "
                 f"--context {most} or less"
             )
 
 
 def _groups(
-    calls: dict[int, Attended], context: int, chunk: int | None
+    calls: dict[int, AttentionCall], context: int, chunk: int | None
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
     """Return `shared` and `groups` of `ModelShape`.
 
@@ -396,7 +396,7 @@ def _groups(
         except RuntimeError as error:  # the mask reads other tensors, which are on the meta device
             if context > (chunk or 0):
                 limit = f"needs --context {chunk} or less" if chunk else "is not supported"
-                raise NotBuiltError(f"chunked attention {limit}") from error
+                raise NoDecoderError(f"chunked attention {limit}") from error
             window = None
         alike = (call.kv_heads, call.head_dim, window, call.softcap)
         members[alike].append(number)
@@ -409,7 +409,7 @@ def window_of(mask: Any, context: int) -> int | None:
     None: a token attends to all tokens up to itself.
 
     Raises:
-        NotBuiltError: if the mask is neither causal nor a sliding window.
+        NoDecoderError: if the mask is neither causal nor a sliding window.
     """
     places, seen = torch.arange(context), []
     for place in {context - 1, context - 2, context // 2}:
@@ -418,11 +418,11 @@ def window_of(mask: Any, context: int) -> int | None:
         sees = torch.as_tensor(mask(0, 0, torch.tensor(place), places)).expand(context)
         count = int(sees.sum())
         if not count or not bool(sees[place + 1 - count : place + 1].all()):
-            raise NotBuiltError("attention must be causal or have a sliding window")
+            raise NoDecoderError("attention must be causal or have a sliding window")
         seen.append((place, count))
     windows = {count for place, count in seen if count <= place}
     if len(windows) > 1 or any(count > most for most in windows for _, count in seen):
-        raise NotBuiltError("chunked attention is not supported")
+        raise NoDecoderError("chunked attention is not supported")
     return windows.pop() if windows else None
 
 

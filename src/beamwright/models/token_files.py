@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.io import read_json_object, read_text
 from beamwright.models.formats import key_tables
 from beamwright.models.formats.header import is_gguf
-from beamwright.models.formats.vocabulary import TokenFiles, read_vocabulary, split_patterns
+from beamwright.models.formats.vocabulary import TokenizerData, read_vocabulary, split_patterns
 
 FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -35,7 +35,7 @@ _MISTRAL = ("mistral", "mistral3", "ministral", "ministral3", "pixtral", "voxtra
 _LARGE = 100_000  # Mistral's vocabularies with more tokens than this cut texts by words
 
 
-def read_token_files(folder: Path) -> TokenFiles:
+def read_token_files(folder: Path) -> TokenizerData:
     """Read the tokenizer of a checkpoint's folder or of a GGUF file.
 
     Raises:
@@ -62,7 +62,7 @@ def read_token_files(folder: Path) -> TokenFiles:
     remarks += key_tables.GENERATION.check(filter(generation.get, generation), where)
     remarks += _split_by_words(config, tokenizer, written, where)
     template = _chat_template(folder, written)
-    return TokenFiles(tokenizer, {**roles, **files.special_tokens}, template, remarks)
+    return TokenizerData(tokenizer, {**roles, **files.special_tokens}, template, remarks)
 
 
 def check_tokenizer(
@@ -120,7 +120,7 @@ def _max_growth(tokenizer: Tokenizer) -> int:
 # --- tokenizer.json ----------------------------------------------------------------------------
 
 
-def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -> TokenizerData:
     """Read `tokenizer.json`, and add the tokens that the other files name.
 
     written: the contents of tokenizer_config.json.
@@ -155,7 +155,7 @@ def _from_tokenizer_json(folder: Path, written: Mapping[str, Any], where: str) -
         line = "tokenizer_config.json: an added or special token is invalid"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})") from error
     _add_tokens(tokenizer, dict(sorted(listed.items())), more, where)
-    return TokenFiles(tokenizer, roles, None)
+    return TokenizerData(tokenizer, roles, None)
 
 
 def _add_tokens(
@@ -254,7 +254,7 @@ def _read_optional(file: Path) -> dict[str, Any]:
 # --- transformers --------------------------------------------------------------------------------
 
 
-def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> TokenFiles:
+def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> TokenizerData:
     """Read a folder's tokenizer with `transformers`.
 
     Raises:
@@ -279,7 +279,7 @@ def _from_transformers(place: Path, written: Mapping[str, Any], where: str) -> T
     return from_transformers_tokenizer(loaded, where)
 
 
-def from_transformers_tokenizer(loaded: Any, where: str = "") -> TokenFiles:
+def from_transformers_tokenizer(loaded: Any, where: str = "") -> TokenizerData:
     """Extract the `tokenizers` object, special tokens and template of a `transformers` tokenizer.
 
     Raises:
@@ -290,7 +290,7 @@ def from_transformers_tokenizer(loaded: Any, where: str = "") -> TokenFiles:
         line = "the tokenizers library cannot use its files; add a tokenizer.json"
         raise InputError(f"{where}: its tokenizer cannot be read ({line})")
     special = {role: str(token) for role, token in loaded.special_tokens_map.items()}
-    return TokenFiles(tokenizer, special, loaded.chat_template)
+    return TokenizerData(tokenizer, special, loaded.chat_template)
 
 
 def is_panic(error: BaseException) -> bool:

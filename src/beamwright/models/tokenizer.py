@@ -126,7 +126,7 @@ class TextCodec:
         problem = {"role": "user", "content": "?"}
         said = ({"role": role, "content": PLACEHOLDER} for role in ("system", "user"))
         try:
-            return len({self.chat([turn, problem]) for turn in said}) > 1
+            return len({self.apply_chat_template([turn, problem]) for turn in said}) > 1
         except InputError:  # the template refuses a role or the order of roles
             return True
 
@@ -153,7 +153,7 @@ class TextCodec:
         """True if the chat template shows a system message."""
         messages = [{"role": "system", "content": PLACEHOLDER}, {"role": "user", "content": "?"}]
         try:
-            return PLACEHOLDER in self.chat(messages, add_generation_prompt=True)
+            return PLACEHOLDER in self.apply_chat_template(messages, add_generation_prompt=True)
         except InputError:
             return False
 
@@ -162,7 +162,7 @@ class TextCodec:
         names = argument_names(self.chat_template) - self.template_args.keys()
         return {} if thinking == "auto" else template_switch(names, thinking)
 
-    def render(
+    def encode_problem(
         self,
         problem: str,
         system_prompt: str | None = None,
@@ -177,14 +177,14 @@ class TextCodec:
         template_args: arguments that override those of the codec.
         """
         said = [{"role": "user", "content": problem}]
-        return self.encode_prompt(self.conversation(said, system_prompt, (), template_args))
+        return self.encode_prompt(self.render_conversation(said, system_prompt, (), template_args))
 
     def opens_thought(self, template_args: Mapping[str, Any]) -> bool:
         """Return whether the chat template itself begins the thought of a reply."""
         if self.chat_template is None or self.thoughts is None:
             return False
         said = [{"role": "user", "content": PLACEHOLDER}]
-        text = self.chat(said, add_generation_prompt=True, given=template_args)
+        text = self.apply_chat_template(said, add_generation_prompt=True, given=template_args)
         return self.thoughts.ends_with_start(self.encode(text))
 
     @cached_property
@@ -196,7 +196,7 @@ class TextCodec:
         """Return the names in `template_args` that the chat template does not read."""
         return sorted(template_args.keys() - argument_names(self.chat_template))
 
-    def conversation(
+    def render_conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
         system_prompt: str | None = None,
@@ -226,11 +226,11 @@ class TextCodec:
             turns = _without_system(turns)
         given = {**template_args, **({"tools": [*map(dict, tools)]} if tools else {})}
         try:
-            text = self.chat(turns, add_generation_prompt=True, given=given)
+            text = self.apply_chat_template(turns, add_generation_prompt=True, given=given)
         except InputError:
             if turns == (changed := parse_tool_arguments(turns)):
                 raise
-            text = self.chat(changed, add_generation_prompt=True, given=given)
+            text = self.apply_chat_template(changed, add_generation_prompt=True, given=given)
         asked = [str(turn["content"]) for turn in messages if turn["role"] == "user"]
         if asked and not shows_text(asked[-1], text):
             raise InputError(f"{_LEFT_OUT} the problem: {_ANOTHER}")
@@ -263,14 +263,14 @@ class TextCodec:
         users = [{"role": "user", "content": said} for said in ("?", text)]
         reply = {"role": "assistant", "content": PLACEHOLDER}
         messages = [users[0], reply, users[1]]
-        said = self.chat(messages, add_generation_prompt=True, given=template_args)
+        said = self.apply_chat_template(messages, add_generation_prompt=True, given=template_args)
         _, place, after = said.rpartition(PLACEHOLDER)
         if not (place and shows_text(text, after)):
             left = "the last user turn" if place else "the assistant's turns"
             raise InputError(f"{_LEFT_OUT} {left}: {_ANOTHER}")
         return self.encode(after)
 
-    def chat(
+    def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         name: str | None = None,

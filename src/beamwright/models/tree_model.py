@@ -193,9 +193,9 @@ class TreeModel:
             self.captured = CapturedPasses(self.decoder, self.store, self.backend, replay)
 
     @property
-    def idle_bytes(self) -> int:
+    def cuda_graph_bytes(self) -> int:
         """Bytes that CUDA graphs of prefill passes reserve, so that no other code can use them."""
-        return 0 if self.captured is None else self.captured.replay.idle_bytes
+        return 0 if self.captured is None else self.captured.replay.cuda_graph_bytes
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:

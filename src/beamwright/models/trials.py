@@ -22,13 +22,13 @@ from beamwright.models.streaming import (
     ROWS_OF_TILES,
     CodedLinear,
     FewRowsLinear,
+    KernelLinear,
     ManyRowsProduct,
-    StreamedLinear,
     count_parts,
     fills_gpu,
     gated_product,
-    pieces,
     product,
+    split_outputs,
 )
 from beamwright.plan.costs import QUANTISED_GEMM_ROWS
 
@@ -106,11 +106,11 @@ def _choose(weight: Tensor, bias: Tensor | None, *, always: bool) -> type[Linear
     if not _is_correct(weight, weight, bias):
         return Linear
     if always:
-        return StreamedLinear
+        return KernelLinear
     x, like = draw_cancelling_input(weight)
     whole = F.linear(x, like, bias)
     if not is_invariant(lambda rows: F.linear(rows, like, bias), x, whole, _ROWS):
-        return StreamedLinear
+        return KernelLinear
     is_wide = fills_gpu(len(weight), _WIDE)
     counts = (8, FEW_ROWS)
     if is_wide and is_invariant(lambda rows: product(rows, like, bias), x, whole, counts):
@@ -148,16 +148,16 @@ def _try_codes(
 
     The product gives the same bits as the kernel for few rows; None if no available one does.
     """
-    weight = codes.values(dtype)
+    weight = codes.dequantise(dtype)
     rows = slice(0, min(len(codes), ROWS_OF_TILES[-1]))
-    off = (weight[rows] - linear.values(rows)).abs().amax()
+    off = (weight[rows] - linear.dequantise(rows)).abs().amax()
     if not bool(off <= _ROUNDED * weight[rows].abs().amax()):
         return False, None
     if not _is_correct(codes, weight, linear.bias):
         return False, None
     del weight
     parts = count_parts(*linear.size)
-    sizes = {last - first for first, last in pieces(*linear.size)}
+    sizes = {last - first for first, last in split_outputs(*linear.size)}
     ways: tuple[ManyRowsProduct, ...] = (_by_kernel,) if always else (_by_library, _by_kernel)
     drawn = [(*_draw_cancelling_codes(linear, size, dtype), linear.bias) for size in sizes]
     agree = (way for way in ways if all(_agrees(way, *each, parts) for each in drawn))
@@ -177,7 +177,7 @@ def _agrees(way: ManyRowsProduct, x: Tensor, codes: Codes, bias: Tensor | None, 
 
     parts: number of parts of each sum.
     """
-    weight, bias = codes.values(x.dtype), None if bias is None else bias[: len(codes)]
+    weight, bias = codes.dequantise(x.dtype), None if bias is None else bias[: len(codes)]
     few = product(x[:QUANTISED_GEMM_ROWS], codes, bias, parts=parts)
     counts = [count for count in _ROWS if QUANTISED_GEMM_ROWS < count <= len(x)]
     return all(
@@ -197,7 +197,7 @@ def _draw_cancelling_codes(
     order, half = torch.randperm(columns, **like), columns // 2
     x = torch.randn(min(_ROWS[-1], _MOST_NUMBERS // outputs), half, dtype=dtype, **like)
     drawn = torch.randint(1 << bits, (outputs, half), dtype=torch.uint8, **like)
-    scale = torch.ones(outputs, linear.ends.shape[1], device=device)
+    scale = torch.ones(outputs, linear.scales_and_lows.shape[1], device=device)
     grouped = torch.cat([drawn, drawn], 1)[:, order]
     codes = Codes.of(GroupedLinear.of(bits, grouped, scale, -(1 << bits - 1) * scale))
     assert codes is not None

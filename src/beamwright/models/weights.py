@@ -20,8 +20,8 @@ from beamwright.errors import NotFiniteError
 from beamwright.models.decoder import Linear
 from beamwright.models.dense import DecoderWeights, Layer, Norm
 from beamwright.models.formats import StoredWeights, open_checkpoint
-from beamwright.models.formats.key_tables import check_fit
-from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.key_tables import check_tensor_sizes
+from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.grouped import check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
@@ -41,7 +41,7 @@ def keep_unchanged(linear: Linear) -> Linear:
 
 
 @dataclass(frozen=True)
-class Placing:
+class LoadOptions:
     """Options of loading weights: precision, device and format in memory.
 
     dtype, device: precision and device of plain weights.
@@ -68,7 +68,7 @@ class _Reader:
     """
 
     def __init__(
-        self, stored: StoredWeights | None, prefix: str, placing: Placing, where: str
+        self, stored: StoredWeights | None, prefix: str, placing: LoadOptions, where: str
     ) -> None:
         self._stored, self._prefix, self.placing = stored, prefix, placing
         self._dtype, self._device = placing.dtype, placing.device
@@ -83,11 +83,11 @@ class _Reader:
         check_finite(placed, tensor, f"{self._where}{name}")
         return placed
 
-    def stored_rows(self, name: str) -> StoredRows | None:
+    def stored_rows(self, name: str) -> RowReader | None:
         """Return a table whose rows are read from the file on demand; None if unsupported."""
         if self._stored is None or self._device != "cpu":
             return None
-        return self._stored.rows(self._prefix + name, self._dtype)
+        return self._stored.row_reader(self._prefix + name, self._dtype)
 
     def read_fused(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """Fuse the named projections into one by stacking their rows."""
@@ -159,7 +159,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def load_weights(
-    folder: Path, shape: ModelShape, placing: Placing
+    folder: Path, shape: ModelShape, placing: LoadOptions
 ) -> tuple[ModelShape, DecoderWeights]:
     """Load a checkpoint's weights; return the shape (see `with_own_head`) and the weights.
 
@@ -189,12 +189,12 @@ def check_weights(
             needed[self._prefix + name] = size
             return torch.empty(size, device="meta")
 
-    unread = Placing(torch.float32, "meta")
+    unread = LoadOptions(torch.float32, "meta")
     body, head = (_Needed(None, at, unread, where) for at in (_prefix(stored, shape), ""))
     _assemble(shape, body, head)
     spare = ["lm_head.weight"] * (shape.tied or not shape.has_lm_head)
     spare += [name for name in stored.sizes if has_others and "layers." not in name]
-    check_fit(needed, stored.sizes, f"model {where}", shape.architecture, spare)
+    check_tensor_sizes(needed, stored.sizes, f"model {where}", shape.architecture, spare)
 
 
 def _prefix(stored: StoredWeights, shape: ModelShape) -> str:
@@ -239,7 +239,7 @@ def random_weights(
             drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
             return drawn.to(dtype)
 
-    reader = _Random(None, "", Placing(dtype, device, storage, pack), "random")
+    reader = _Random(None, "", LoadOptions(dtype, device, storage, pack), "random")
     return _assemble(shape, reader, reader)
 
 
@@ -265,7 +265,7 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
 
 def _load_embedding_and_head(
     shape: ModelShape, reader: _Reader, head: _Reader
-) -> tuple[Tensor | StoredRows, Linear]:
+) -> tuple[Tensor | RowReader, Linear]:
     """Load the embedding and the LM head. The head has no outputs if the shape has no LM head."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:

@@ -1,4 +1,4 @@
-"""RemoteSteps: decode the steps of open nodes on a remote server.
+"""RemoteStepWriter: decode the steps of open nodes on a remote server.
 
 Each step is one request whose prompt is the step's path, so the server's prefix cache is hit.
 Requests are sent in the schedule's order, and siblings share a request. Limits, stop reasons and
@@ -40,7 +40,7 @@ _FEWEST_CUT, _CUT_SHARE = 8, 0.1
 _WAIT_S = 0.05  # seconds to wait for replies between checks of deadlines and cancellations
 
 
-class ServedSchedule(InGpuSchedule):
+class RemoteSchedule(InGpuSchedule):
     """Schedule for a remote server: depth-first order, so that adjacent prompts share prefixes."""
 
     name = "served"
@@ -59,7 +59,7 @@ class _PendingRequest:
 
 
 @dataclass(eq=False)
-class RemoteSteps(StepWriter):
+class RemoteStepWriter(StepWriter):
     """Step writer that sends steps to a remote server and turns the replies into events.
 
     source: the client of the server's model.

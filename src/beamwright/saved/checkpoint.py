@@ -29,7 +29,7 @@ from beamwright.io import describe_validation_error, read_json_object, write_ato
 from beamwright.models.hf_config import find_shape
 from beamwright.models.load import resolve_precision
 from beamwright.registry import PLUGIN_MODULE, Table, flag_of
-from beamwright.saved.identity import CODE_KEYS, plugin_code
+from beamwright.saved.identity import CODE_KEYS, plugin_fingerprints
 from beamwright.search import STRATEGIES
 from beamwright.search.answers import ANSWERS
 from beamwright.search.defaults import with_defaults
@@ -139,7 +139,7 @@ def tree_settings(
         # an option at its default is left out, as in files of older versions
         and value not in ([], {}, _OLD_DEFAULTS.get(option, []))
     }
-    return {**options, **plugin_code(settings), "dtype": dtype, **(owners or {})}
+    return {**options, **plugin_fingerprints(settings), "dtype": dtype, **(owners or {})}
 
 
 def _format_value(value: Any) -> str:

@@ -43,7 +43,7 @@ def identity_of(owner: Any, source: str | None = None) -> str:
     return f"{named.__module__}.{named.__qualname__}@{digest.hexdigest()[:_DIGITS]}"
 
 
-def plugin_code(settings: Settings) -> dict[str, str]:
+def plugin_fingerprints(settings: Settings) -> dict[str, str]:
     """Return the fingerprints of the plugins (strategy, verifier, answer format) in use.
 
     The keys are those of `CODE_KEYS`; the values come from `identity_of`. Built-in parts are left
@@ -53,7 +53,11 @@ def plugin_code(settings: Settings) -> dict[str, str]:
         InputError: for an unknown strategy.
     """
     search = settings.search
-    rows = strategy_entry(search), VERIFIERS.get(settings.model.scorer), ANSWERS.get(search.answers)
+    rows = (
+        strategy_entry(search),
+        VERIFIERS.get(settings.model.verifier_or_default),
+        ANSWERS.get(search.answers),
+    )
     return {
         name: identity_of(row.make, row.source)
         for name, row in zip(CODE_KEYS, rows, strict=True)

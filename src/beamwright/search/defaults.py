@@ -99,4 +99,4 @@ def vote_note(settings: Settings) -> str | None:
 
 def _votes_by_default(model: ModelSettings) -> bool:
     """Return True if the default strategy of this model is majority voting."""
-    return model.scorer == "none" and not model.is_random
+    return model.verifier_or_default == "none" and not model.is_random

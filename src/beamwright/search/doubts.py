@@ -61,7 +61,7 @@ def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
     drawn = [node for node in decoded if not node.greedy and node.step_text.strip()]
     steps = [node for node in drawn if not any(child.is_continuation for child in node.children)]
     scores = [node.step_score for node in steps if node.step_score is not None]
-    name = settings.model.scorer
+    name = settings.model.verifier_or_default
     who = "the verifier" if name == "none" else f"--verifier {name}"
     if settings.model.runs_elsewhere and name in _OF_LOGPROBS and not scores:
         return [
@@ -116,7 +116,7 @@ def doubts_about_answers(
     return [f"{whose} states an answer, so the last step of the best one is shown ({help})"]
 
 
-def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> list[str]:
+def doubts_about_low_scores(scores: Sequence[float | None], settings: Settings) -> list[str]:
     """Warn if the verifier considers every final candidate wrong.
 
     scores: the scores of the final candidates.
@@ -167,4 +167,4 @@ def _reads_scores(settings: Settings) -> bool:
     row = strategy_entry(settings.search)
     chosen = (settings.search.choose or row.choose) in ("best", "weighted")
     chosen = chosen and settings.search.n > 1
-    return row.needs_scores or chosen or settings.model.scorer != "none"
+    return row.needs_scores or chosen or settings.model.verifier_or_default != "none"

@@ -62,7 +62,7 @@ def split_reply(node: Node) -> ReplyText:
     return ReplyText(thought.strip(), said.lstrip() if steps and steps[0].thought else said)
 
 
-def final_text(
+def settled_text(
     tree: SearchTree, stops: Sequence[str] = (), split: Callable[[Node], ReplyText] = split_reply
 ) -> ReplyText:
     """Return the beginning of the reply that no later decision of the search can change.
@@ -180,7 +180,7 @@ def token_logprobs(
         return {"token": text, "logprob": value, "bytes": list(pieces[token])}
 
     content, left = [], len(candidate.text.encode("utf-8", "replace"))
-    for step in job.reply(candidate):
+    for step in job.reply_nodes(candidate):
         if step.thought:
             left -= len(step.step_text.encode("utf-8", "replace"))
             continue
@@ -204,7 +204,7 @@ def completion_logprobs(
     If the generator does not return its sampled tokens, only their log-probabilities are known and
     the other fields are null. pieces: the bytes of each token id.
     """
-    steps, decoder = job.reply(candidate), getincrementaldecoder("utf-8")("ignore")
+    steps, decoder = job.reply_nodes(candidate), getincrementaldecoder("utf-8")("ignore")
     values = [max(value, _LEAST_LOGPROB) for step in steps for value in step.logprobs]
     ids = [token for step in steps for token in step.token_ids]
     if not pieces or len(ids) != len(values):
@@ -237,7 +237,7 @@ def usage_fields(jobs: Sequence[SearchJob]) -> dict[str, Any]:
     returned = 0
     for job in jobs:
         # A set, so that steps that several answers share count once.
-        steps = {step for answer in choices_of(job) for step in job.reply(answer)}
+        steps = {step for answer in choices_of(job) for step in job.reply_nodes(answer)}
         returned += sum(len(step.token_ids) for step in steps if not step.thought)
     return {
         "prompt_tokens": prompt,

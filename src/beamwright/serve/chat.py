@@ -27,7 +27,7 @@ from beamwright.serve.body import (
     read_arguments,
 )
 from beamwright.serve.endpoint import Endpoint, format_event
-from beamwright.serve.job import ReplyText, SearchJob, without_rounds
+from beamwright.serve.job import ReplyText, SearchJob, strip_round_lines
 from beamwright.solver.solution import Candidate
 from beamwright.tree import Conversation, RawPrompt, StopReason
 
@@ -149,7 +149,7 @@ def make_conversation(
             text = "\n".join(texts)
         given = message.model_dump(exclude={"content"}, exclude_none=True)
         thoughts = [given.pop(name, "") for name in ("reasoning_content", "reasoning")]
-        if thought := without_rounds(next(filter(None, thoughts), "")):
+        if thought := strip_round_lines(next(filter(None, thoughts), "")):
             given |= dict.fromkeys(_THOUGHTS, thought)
         shown.append({**given, "content": text})
     try:
@@ -193,7 +193,7 @@ class ChoicesEndpoint(Endpoint):
         self, job: SearchJob, candidate: Candidate
     ) -> tuple[ReplyText, list[dict[str, Any]]]:
         """Return a candidate's reply, split into thought and text, and its tool calls."""
-        node = job.reply(candidate)[-1]
+        node = job.reply_nodes(candidate)[-1]
         return answers.raw_reply(node, self.queue.solver.codec, job.stops), []
 
     def logprobs(self, job: SearchJob, candidate: Candidate) -> dict[str, Any] | None:
@@ -327,7 +327,7 @@ class ChatEndpoint(ChoicesEndpoint):
     fields: ChatFields
     _tools = False
 
-    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+    def make_jobs(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one search."""
         self.fields = fields = parse_fields(ChatFields, body)
         if fields.top_logprobs and not fields.logprobs:
@@ -361,7 +361,7 @@ class ChatEndpoint(ChoicesEndpoint):
         self, job: SearchJob, candidate: Candidate
     ) -> tuple[ReplyText, list[dict[str, Any]]]:
         """Return a candidate's reply and its tool calls; no calls if the request has no tools."""
-        told = answers.split_reply(job.reply(candidate)[-1])
+        told = answers.split_reply(job.reply_nodes(candidate)[-1])
         said, calls = answers.split_tool_calls(told.said) if self._tools else (told.said, [])
         return told._replace(said=said), calls
 
@@ -387,7 +387,7 @@ class CompletionsEndpoint(ChoicesEndpoint):
     prefix = "cmpl-"
     fields: CompletionFields
 
-    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+    def make_jobs(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one search per prompt."""
         self.fields = fields = parse_fields(CompletionFields, body)
         for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
@@ -409,7 +409,7 @@ class CompletionsEndpoint(ChoicesEndpoint):
         """Build a choice's text, with the token ids and log-probabilities that are requested."""
         fields, codec = self.fields, self.queue.solver.codec
         text = self.reply_and_calls(job, candidate)[0].said
-        steps = job.reply(candidate)
+        steps = job.reply_nodes(candidate)
         ids = [token for step in steps for token in step.token_ids]
         if fields.include_stop_str_in_output and candidate.stop == StopReason.STOP_STRING and codec:
             drawn = codec.decode(ids)

@@ -56,7 +56,7 @@ class Endpoint(ABC):
         self.streamed = False
 
     @abstractmethod
-    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+    def make_jobs(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn a body into search jobs; called in a thread. Raises ApiError for a bad body."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Endpoint(ABC):
 
     async def respond(self, request: Request) -> Response:
         """Begin the searches and reply. If a search cannot begin, cancel the others."""
-        self.jobs = await read_body(request, self.queue.limits, self.read)
+        self.jobs = await read_body(request, self.queue.limits, self.make_jobs)
         try:
             for job in self.jobs:
                 await self.queue.begin(job, owner_of(request))

@@ -154,12 +154,12 @@ class Feed:
 
     # --- listener methods: the queue calls them from any thread -------------------------------
 
-    def begun(self, job: SearchJob) -> None:
+    def on_begun(self, job: SearchJob) -> None:
         """Begin a run for a job that was submitted."""
         first = begin_event(job.id, job.about, time.time())
         self._keep(SearchEvents(first, job, self._places))
 
-    def round(self, job: SearchJob, report: RoundReport) -> None:
+    def on_round(self, job: SearchJob, report: RoundReport) -> None:
         """Append the event of a decided round."""
         run = self._runs[job.id]
         nodes = run.tree.changes(report.tree)
@@ -168,7 +168,7 @@ class Feed:
             "tokens": run.tree.num_tokens, "elapsed_s": report.elapsed_s,
         })  # fmt: skip
 
-    def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
+    def on_ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """Append the end event of a job, with its solution or its error."""
         run = self._runs[job.id]
         state: EndState = "failed"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from beamwright.config import option_owners
+from beamwright.config import option_sections
 from beamwright.engine.decisions import num_generated
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
@@ -72,7 +72,7 @@ class RoundSummary:
         )
 
     def __str__(self) -> str:
-        """Return the round as a readable line; `without_rounds` must recognise its format."""
+        """Return the round as a readable line; `strip_round_lines` must recognise its format."""
         best = "" if self.best is None else f", best score {self.best:.3f}"
         ended = f", {self.finished} finished" if self.finished else ""
         return (
@@ -84,7 +84,7 @@ class RoundSummary:
 _ROUNDS = re.compile(r"\s*(Round \d+: \d+ candidates, \d+ kept[^\n]* tokens so far\.\s*)+")
 
 
-def without_rounds(thought: str) -> str:
+def strip_round_lines(thought: str) -> str:
     """Return a thought that a client sends back, without the lines about rounds at its beginning.
 
     Streams of this server send these lines in the field of thoughts (`RoundSummary`).
@@ -184,7 +184,7 @@ class SearchJob:
         assert isinstance(self.outcome, Solution)
         return self.outcome
 
-    def reply(self, candidate: Candidate) -> list[Node]:
+    def reply_nodes(self, candidate: Candidate) -> list[Node]:
         """Return the steps of a candidate's reply, from its first step to its last."""
         return self.finished_solution.tree.node(candidate.lineage).reply()
 
@@ -360,7 +360,7 @@ def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
         if name == "events":  # `events` is an option of the stream, not of the search
             continue
         known, param = _NAMES.get(name, name), f"search.{name}"
-        if known in _NOT_OURS or known not in option_owners():
+        if known in _NOT_OURS or known not in option_sections():
             raise ApiError(400, f"{param}: requests cannot set this option; remove it", param)
         if known == "search" and not isinstance(value, str | None):
             raise ApiError(400, f"{param}: must be a strategy's name", param)

@@ -62,11 +62,11 @@ class Metrics(Collector, Listener):
 
     # --- a listener of the queue -------------------------------------------------------------
 
-    def begun(self, job: SearchJob) -> None:
+    def on_begun(self, job: SearchJob) -> None:
         """Count the prompt tokens of a job that was submitted."""
         self._tokens.labels("prompt").inc(job.prompt_tokens)
 
-    def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
+    def on_ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """Count a job's outcome, its seconds and its tokens."""
         searches, seconds = job.paths is None, time.monotonic() - job.began_s
         (self._requests if searches else self._scores).labels(job.state).inc()

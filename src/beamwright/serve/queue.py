@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import beamwright
 from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
-from beamwright.serve.answers import final_text, raw_reply, split_reply
+from beamwright.serve.answers import raw_reply, settled_text, split_reply
 from beamwright.serve.body import ApiError, Fields, ServerLimits, api_error, log, parse_fields
 from beamwright.serve.job import RequestReader, RoundSummary, SearchJob
 from beamwright.solver.solution import Solution
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """Interface of an observer that a queue calls when a job begins, decides a round or ends.
 
-    `begun` and `ended` are called in the event loop. `round` is called in the solver's thread,
-    which alone may read the growing tree. All three must return quickly. An exception of a listener
-    is logged, and the remaining listeners are still called.
+    `on_begun` and `on_ended` are called in the event loop. `on_round` is called in the solver's
+    thread, which alone may read the growing tree. All three must return quickly. An exception of a
+    listener is logged, and the remaining listeners are still called.
     """
 
-    def begun(self, job: SearchJob) -> None: ...
-    def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None: ...
+    def on_begun(self, job: SearchJob) -> None: ...
+    def on_ended(self, job: SearchJob, outcome: Solution | BaseException) -> None: ...
 
-    def round(self, job: SearchJob, report: RoundReport) -> None:
+    def on_round(self, job: SearchJob, report: RoundReport) -> None:
         """Handle a decided round. Overriding this method is optional."""
         return
 
@@ -86,7 +86,7 @@ class RequestQueue:
         """
         self._check_room(owner)
         job.owner, loop = owner, asyncio.get_running_loop()
-        known = threading.Event()  # listeners must hear `begun` before the first round
+        known = threading.Event()  # listeners must hear `on_begun` before the first round
         given_up = False
 
         def on_round(report: RoundReport) -> None:
@@ -96,7 +96,7 @@ class RequestQueue:
             self._tell("round", job, report)
             raw = partial(raw_reply, codec=self.solver.codec, stops=job.stops)
             split = raw if isinstance(job.problem, RawPrompt) else split_reply
-            now = final_text(report.tree, job.stops, split) if job.streams else job.told
+            now = settled_text(report.tree, job.stops, split) if job.streams else job.told
             loop.call_soon_threadsafe(job.record_round, now, RoundSummary.of(report))
 
         def submit() -> None:
@@ -196,7 +196,7 @@ class RequestQueue:
     def _tell(self, what: Literal["begun", "round", "ended"], *of: Any) -> None:
         for listener in self.listeners:
             try:
-                getattr(listener, what)(*of)
+                getattr(listener, f"on_{what}")(*of)
             except Exception:
                 log.exception("listener %s failed at %s", type(listener).__name__, what)
 

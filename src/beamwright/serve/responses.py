@@ -83,7 +83,7 @@ class ResponsesEndpoint(Endpoint):
     fields: ResponseFields
     _number, _sent = 0, ""
 
-    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+    def make_jobs(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one search."""
         fields = self.fields = parse_fields(ResponseFields, body)
         if fields.n not in (None, 1):
@@ -101,7 +101,10 @@ class ResponsesEndpoint(Endpoint):
         (job,) = self.jobs
         (answer,) = choices_of(job)
         done, counts = finish_reason_of(answer) == "stop", usage_fields([job])
-        status, reply = "completed" if done else "incomplete", split_reply(job.reply(answer)[-1])
+        status, reply = (
+            "completed" if done else "incomplete",
+            split_reply(job.reply_nodes(answer)[-1]),
+        )
         shown = reply.thought and self.fields.shows_thoughts
         thoughts = [self._thought_item(reply.thought)] if shown else []
         return {
@@ -242,7 +245,7 @@ class ScoreEndpoint(Endpoint):
 
     path, takes = "/v1/score", ScoreFields
 
-    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+    def make_jobs(self, body: dict[str, Any]) -> list[SearchJob]:
         """Turn the body into one job that scores all paths."""
         fields, limits = parse_fields(ScoreFields, body), self.queue.limits
         model = fields.model or self.queue.reader.name

@@ -15,7 +15,7 @@ from beamwright.tree import Node, NodeState, SearchTree
 Reward = Callable[[Node], float | None]  # the reward of a path, from its last step
 
 
-def step_rows(tree: SearchTree, temperature: float, reward: Reward) -> list[dict[str, Any]]:
+def export_steps(tree: SearchTree, temperature: float, reward: Reward) -> list[dict[str, Any]]:
     """Return one row for each decoded step of a tree, parents first; pruned steps included.
 
     A step's value is the mean reward of the paths that contain it, and its advantage is its value

@@ -16,7 +16,7 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.attention.protocols import AttentionBackend
 from beamwright.config import Settings
-from beamwright.counters import Counters, Level, Progress, Usage
+from beamwright.counters import Counters, Progress, TierUsage, Usage
 from beamwright.engine.batch import RunningBatch
 from beamwright.engine.graphs import capture_prefills
 from beamwright.engine.prompts import with_system_prompt
@@ -39,8 +39,8 @@ from beamwright.models.load import (
     cap_memory,
     check_device,
     convert_memory_errors,
-    free_bytes,
     load_model,
+    make_free_memory_reader,
 )
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import trim_heap
@@ -54,7 +54,7 @@ from beamwright.protocols import (
     stats_read_by,
     traits_of,
 )
-from beamwright.remote.writer import RemoteSteps, ServedSchedule
+from beamwright.remote.writer import RemoteSchedule, RemoteStepWriter
 from beamwright.schedule import schedule_entry
 from beamwright.sections import ModelSettings
 from beamwright.solver import auto_settings
@@ -156,8 +156,8 @@ class Machinery:
         source = self._verifier_source(alike, verifier, loaded)
         if source.model is not None and loaded.codec is None:
             raise InputError(
-                f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
-                "steps have no text to score. Use --verifier logprob or none."
+                f"--verifier {model.verifier_or_default}: --model {model.model} has no tokenizer, "
+                "so its steps have no text to score. Use --verifier logprob or none."
             )
         self.settings = with_system_prompt(self.settings, loaded.codec)
         backend = self._attention(decoder)
@@ -208,7 +208,7 @@ class Machinery:
         self.progress.doing(f"connecting to {self.settings.model.model}")
         self.reader = self.remote = RemoteGenerator.connect(self.settings.model)
         self.settings = with_system_prompt(self.settings, self.remote.codec)
-        self.schedule = ServedSchedule(settings=self.settings.schedule)
+        self.schedule = RemoteSchedule(settings=self.settings.schedule)
         source = self._verifier_source(self.settings.model, verifier)
         self.sizes = self._verifier_sizes(source)
         if self.sizes:
@@ -223,7 +223,9 @@ class Machinery:
         if verifier is not None:
             return VerifierSource(None, None, verifier)
         self.progress.doing(f"loading the verifier {model.verifier}")
-        with convert_memory_errors(f"--verifier {model.scorer} cannot be loaded", _SMALLER):
+        with convert_memory_errors(
+            f"--verifier {model.verifier_or_default} cannot be loaded", _SMALLER
+        ):
             return resolve_verifier(model, generator)
 
     def _attention(self, decoder: Decoder) -> AttentionBackend:
@@ -248,15 +250,15 @@ class Machinery:
         decoder, kv_bytes = source.model.decoder, self.plan.verifier_kv_bytes // count
         if count > 1 and isinstance(decoder, AdaptedDecoder):
             why = "runs transformers' modules in one thread only. Use --verifiers 1."
-            name = self.settings.model.scorer
+            name = self.settings.model.verifier_or_default
             raise InputError(f"--verifiers {count} is not possible: --verifier {name} {why}")
         self.scorers = [
             TreeModel(decoder, self._attention(decoder), kv_bytes, host=host, shared=self.shared)
             for host in self.tiers[1:] or repeat(None, count)
         ]
-        self.verifiers = [source.on(scorer) for scorer in self.scorers]
+        self.verifiers = [source.make_verifier(scorer) for scorer in self.scorers]
 
-    def _make_batch(self) -> RunningBatch | RemoteSteps:
+    def _make_batch(self) -> RunningBatch | RemoteStepWriter:
         """Create the writer of steps: the running batch, or the client of a remote server."""
         settings, stats, remote = self.settings, self.token_stats, self.remote
         for model in self.tree_models:
@@ -284,7 +286,7 @@ class Machinery:
                 f"{'--verifier' if stats_read_by(self.verifier) else '--search'}."
             )
         decoding = DecodingSettings(settings.sampling, settings.step, settings.search.seed)
-        return RemoteSteps(remote, decoding, settings.schedule.max_batch, self.progress)
+        return RemoteStepWriter(remote, decoding, settings.schedule.max_batch, self.progress)
 
     # --- the memory number -------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class Machinery:
         backend: the attention backend, if its kernels may read KV in place; otherwise None.
         tails_apart: True if the rows' tails are kept outside the blocks.
         """
-        settings, free = self.settings, free_bytes(self.device)
+        settings, free = self.settings, make_free_memory_reader(self.device)
         in_place = backend is not None and backend.name in KERNEL_BACKENDS
         tails_apart = tails_apart and free is None and not in_place
         return plan_memory(
@@ -362,7 +364,7 @@ class Machinery:
         digests = {name: getattr(model, "digest", None) for name, model in models.items()}
         return {name: digest and digest.result() for name, digest in digests.items()}
 
-    def counted(self) -> dict[str, Counters]:
+    def copy_counters(self) -> dict[str, Counters]:
         """Return copies of all counters: of the "engine", and of each model's KV by role."""
         engine = self.batch.counts.copy()
         if self.tiers:
@@ -376,10 +378,10 @@ class Machinery:
 
     def usage(self) -> Usage:
         """Return the memory in use and the counts so far. Any thread may call this."""
-        used = Usage({}, self.counted())
+        used = Usage({}, self.copy_counters())
         for name, model in self.models:
             tiers, counts = model.store.tiers.items(), model.store.counts
-            levels = {(name, tier): Level(b.used_bytes, b.total_bytes) for tier, b in tiers}
+            levels = {(name, tier): TierUsage(b.used_bytes, b.total_bytes) for tier, b in tiers}
             waited_s = model.store.stall_s - counts.transfer_wait_s
             used += Usage(levels, {name: Counters(transfer_wait_s=waited_s)})
         return used

@@ -105,7 +105,7 @@ class ModelBytes:
         return list(zip(choose_block_size(self._group_bytes)[1], windows, strict=True))
 
     @property
-    def captured(self) -> int:
+    def cuda_graph_bytes(self) -> int:
         """Estimated bytes that captured CUDA graphs of forward passes hold permanently."""
         return CAPTURED_TOKENS * self.shape.prefill_width * self.element_bytes
 
@@ -145,7 +145,7 @@ class ModelBytes:
         if self.scores:
             tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)
             reading = tokens * shape.prefill_width * self.element_bytes
-            prefill = max(prefill, reading, shape.head_bytes(self.element_bytes))
+            prefill = max(prefill, reading, shape.logits_bytes(self.element_bytes))
             scratch += 2 * tokens * shape.hidden * self.element_bytes
         return max(decode, prefill) + scratch
 
@@ -269,7 +269,7 @@ def weights_and_activations(
     graphs, which hold memory while another model computes; the graphs' own bytes are then added.
     """
     needs = [model.parts * model.activations(num_rows) for model in models]
-    captured = sum(model.parts * model.captured for model in models) if at_once else 0
+    captured = sum(model.parts * model.cuda_graph_bytes for model in models) if at_once else 0
     weights, several = sum(model.weights for model in models), any(m.parts > 1 for m in models)
     return weights, sum(needs) + captured if at_once or several else max(needs)
 

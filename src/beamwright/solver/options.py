@@ -16,7 +16,7 @@ import beamwright.schedule  # noqa: F401 (its declarations have options)
 from beamwright.config import Settings
 from beamwright.engine.decisions import StopFunction
 from beamwright.protocols import Verifier
-from beamwright.registry import declared_options, rows_with_option
+from beamwright.registry import declared_options, entries_with_option
 from beamwright.verify.scorers import ScoreFunction
 
 # Sections that all problems of a solver share, because models and memory are set up once.
@@ -36,7 +36,7 @@ def option_fields(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
             kind = parsers[0].json_schema_input_type if parsers else field.annotation
             options[name] = kind | OBJECTS[name] if name in OBJECTS else kind, field
     for name, section in declared_options().items():
-        fields = [row.options[name] for row in rows_with_option(name) if not row.is_plugin]
+        fields = [row.options[name] for row in entries_with_option(name) if not row.is_plugin]
         if section in sections and fields:
             options[name] = fields[0].annotation | None, fields[0]
     if "stop" in sections:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from beamwright.config import Settings, option_owners, section_fields
+from beamwright.config import Settings, option_sections, section_fields
 from beamwright.counters import Counters
 from beamwright.declare import VERIFIERS, load_plugins
 from beamwright.engine.decisions import StopFunction, check_stops
@@ -155,7 +155,7 @@ class ProblemSettings:
         if not options:
             return self
         for name in options:
-            if option_owners().get(name) in SHARED:
+            if option_sections().get(name) in SHARED:
                 raise InputError(
                     f"{name}: is fixed for all problems of a Solver. Create another Solver"
                 )
@@ -217,7 +217,7 @@ class ProblemSettings:
             step = step.model_copy(update={"thought_steps": "whole"})
         return DecodingSettings(self.settings.sampling, step, self.settings.search.seed)
 
-    def decisive(self, dtype: str) -> dict[str, Any]:
+    def tree_settings(self, dtype: str) -> dict[str, Any]:
         """Return the settings that the tree depends on.
 
         dtype: the generator's dtype.

@@ -14,7 +14,7 @@ from beamwright.config import Settings
 from beamwright.counters import CounterView, counter_field
 from beamwright.io import write_atomically
 from beamwright.page.runs import tree_page
-from beamwright.solver.export import step_rows
+from beamwright.solver.export import export_steps
 from beamwright.tree import Lineage, Node, SearchTree
 
 # Fields of a solution that are copied from the chosen candidate.
@@ -383,7 +383,7 @@ class Solution:
         reward: function from a path's last step to its reward; by default the path's score.
         """
         temperature = self.settings.sampling.temperature
-        rows = step_rows(self.tree, temperature, reward or (lambda node: node.score))
+        rows = export_steps(self.tree, temperature, reward or (lambda node: node.score))
         if file is not None:
             write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
         return rows

@@ -110,7 +110,7 @@ class SolutionMaker:
     def read_counters(self) -> Mark:
         """Return the current time and a copy of all counters, to be subtracted at the end."""
         self.phase_timer.now()
-        return time.perf_counter(), self._machinery.counted()
+        return time.perf_counter(), self._machinery.copy_counters()
 
     def make_solution(
         self, run: TreeRun, request: Request, nodes: list[Node] | None = None
@@ -246,7 +246,7 @@ class SolutionMaker:
             # attended to selected tokens only, so the recomputed KV differs.
             and (machinery.rule is None or run.restore is None)
         )
-        decisive = request.problem.decisive(machinery.dtype)
+        decisive = request.problem.tree_settings(machinery.dtype)
         stopped = run.stopped or tree.reason_fewer or "the search was interrupted"
         reasons = (
             (generator is None, f"a server draws the tokens of --model {settings.model.model}"),
@@ -327,7 +327,7 @@ class SolutionMaker:
         if run.given:  # no search took place, and the best given path need not be right
             return (*lines, *last)
         scores = [candidate.score for candidate in candidates]
-        lines = lines or doubts.doubts_about_trust(scores, settings)
+        lines = lines or doubts.doubts_about_low_scores(scores, settings)
         is_open = settings.search.choose == "synthesis"  # the text itself may be the answer
         if chosen.answer is None and tree.root.problem_text and not is_open:
             answers = [candidate.answer for candidate in candidates]

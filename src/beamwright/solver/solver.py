@@ -206,7 +206,7 @@ class Solver:
         file = Path(file)
         saved = read_checkpoint(file)
         asked = self._problem_settings({"strategy": strategy, **options}, saved.tree.root.now)
-        saved.check_settings(file, asked.decisive(self._machinery.dtype))
+        saved.check_settings(file, asked.tree_settings(self._machinery.dtype))
 
         def begin(run: TreeRun) -> None:
             run.restore = partial(restore_kv, self.generator, self.verifier, run.judges)
@@ -395,7 +395,7 @@ class Solver:
 
     def _check_reads_text(self) -> None:
         """Raise InputError if the verifier cannot score given texts."""
-        own, name = self._default.parts.verifier, self.settings.model.scorer
+        own, name = self._default.parts.verifier, self.settings.model.verifier_or_default
         if own is None and name == "none":
             raise InputError("--verifier none scores no steps. Name a verifier.")
         if traits_of(self.verifier).reads_drawn:
@@ -427,7 +427,7 @@ class Solver:
         if checkpoint is None:
             return None
         expect(checkpoint, str | os.PathLike, "checkpoint: must be a str or a Path")
-        return CheckpointWriter(Path(checkpoint), asked.decisive(self._machinery.dtype))
+        return CheckpointWriter(Path(checkpoint), asked.tree_settings(self._machinery.dtype))
 
     def _solve_alone(self, request: Request) -> Solution:
         """Solve one request with no others in flight, or raise its error."""

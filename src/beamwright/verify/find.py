@@ -60,7 +60,7 @@ def _split_checkpoint(verifier: str) -> tuple[str, str, str] | None:
     return kind, name, place
 
 
-def known_verifiers(verifier: str) -> str:
+def verifier_hint(verifier: str) -> str:
     """Return a hint that lists the known values of `--verifier`; "" if `verifier` is a folder."""
     if ":" in verifier or "/" in verifier:
         return ""
@@ -75,12 +75,12 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
     Raises:
         InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
     """
-    name = settings.scorer
+    name = settings.verifier_or_default
     named = _split_checkpoint(name)
     if named is None:
         return None
     model = settings.model_copy(update={"model": named[2]})
-    shape = find_shape(model, "verifier", name, known_verifiers(name))
+    shape = find_shape(model, "verifier", name, verifier_hint(name))
     return replace(shape, has_lm_head=_reads_logits(*named))
 
 
@@ -111,7 +111,7 @@ def check_models(settings: ModelSettings) -> None:
         folder = resolve_folder(settings.model, "generator", weights=False)
         read_shape(folder, settings.context, decoder=settings.decoder)
     _head_of(settings)
-    named = _split_checkpoint(settings.scorer)
+    named = _split_checkpoint(settings.verifier_or_default)
     if named is not None and named[2] and not named[2].startswith("random:"):
         _folder_of(settings, named[2], weights=False)
 
@@ -121,8 +121,8 @@ def _folder_of(settings: ModelSettings, place: str, *, weights: bool = True) -> 
 
     Callers check the format afterwards, so that the user sees the more important error first.
     """
-    name = settings.scorer
-    folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=weights)
+    name = settings.verifier_or_default
+    folder = resolve_folder(place, "verifier", name, verifier_hint(name), weights=weights)
     read_shape(folder, settings.context, "verifier", settings.decoder)
     return folder
 
@@ -135,7 +135,7 @@ def find_format(settings: ModelSettings) -> tuple[AnySpec | None, Path | None]:
     Raises:
         InputError: if the verifier does not exist, or if its format is not known.
     """
-    name = settings.scorer
+    name = settings.verifier_or_default
     named = _split_checkpoint(name)
     if named is None:
         return None, None
@@ -166,7 +166,7 @@ class VerifierSource:
     without_model: Verifier | None
     name: str = ""  # the value of `--verifier`
 
-    def on(self, tree_model: TreeModel) -> Verifier:
+    def make_verifier(self, tree_model: TreeModel) -> Verifier:
         """Create the verifier over `tree_model`, its model with a KV store.
 
         Raises:
@@ -201,7 +201,7 @@ def resolve_verifier(
     Raises:
         InputError: if the verifier does not exist, or if its format is not known.
     """
-    name = settings.scorer
+    name = settings.verifier_or_default
     spec, folder = find_format(settings)
     if folder is None:
         kind, colon, rest = name.partition(":")
@@ -226,7 +226,7 @@ def _head_of(settings: ModelSettings) -> Path | None:
     Raises:
         InputError: if HEAD is missing, or if the generator runs on a remote server.
     """
-    kind, _, head = settings.scorer.partition(":")
+    kind, _, head = settings.verifier_or_default.partition(":")
     if kind != PROBE:
         return None
     if not head:
@@ -247,8 +247,12 @@ def declared_verifier(settings: ModelSettings) -> Verifier | None:
     Raises:
         InputError: for an option of another verifier, or for a value that is not valid.
     """
-    rows = [VERIFIERS[settings.scorer]] if settings.scorer in VERIFIERS else []
-    values = declared_values(VERIFIERS, rows, settings, named=settings.scorer)
+    rows = (
+        [VERIFIERS[settings.verifier_or_default]]
+        if settings.verifier_or_default in VERIFIERS
+        else []
+    )
+    values = declared_values(VERIFIERS, rows, settings, named=settings.verifier_or_default)
     for row, given in zip(rows, values, strict=True):
         owner = make_declared(VERIFIERS, row.make, given)
         return ObjectVerifier(owner) if isinstance(row.make, type) else CallableVerifier(owner)
@@ -276,7 +280,9 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
 
     spec, folder = find_format(settings)
     if folder is None or not isinstance(spec, VerifierSpec):
-        raise InputError(f"--show needs a reward model; --verifier {settings.scorer} is not one")
+        raise InputError(
+            f"--show needs a reward model; --verifier {settings.verifier_or_default} is not one"
+        )
     root = SearchTree(0, (0,), PROBLEM).root
     nodes = make_given_path(root, 0, [*(f"{step}\n\n" for step in STEPS[:-1]), STEPS[-1]])
     source = resolve_verifier(settings)
@@ -284,7 +290,7 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
     assert source.model.codec is not None
     decoder, codec = source.model.decoder, source.model.codec
     budget = _KV_TOKENS * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
-    verifier = source.on(TreeModel(decoder, make_attention(settings.attention), budget))
+    verifier = source.make_verifier(TreeModel(decoder, make_attention(settings.attention), budget))
     encodings = PathEncoder(spec, codec).encode(PROBLEM, nodes)
     scores, steps = [verifier.score([node])[0] for node in nodes], []
     for number, (node, path, score) in enumerate(zip(nodes, encodings, scores, strict=True), 1):
@@ -293,7 +299,7 @@ def show_verifier(settings: ModelSettings) -> dict[str, Any]:
         steps.append({**shown, "score": score})
     names = ("read", "activation", "combine", "aggregate", "scores")
     return {
-        "verifier": settings.scorer,
+        "verifier": settings.verifier_or_default,
         "folder": str(folder),
         "format": spec.name,
         **{name: getattr(spec, name) for name in names},

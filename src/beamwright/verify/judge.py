@@ -182,7 +182,9 @@ class JudgeVerifier:
         """Return `turns` in the chat template, after the system message if there is one."""
         if self.spec.system is not None:
             turns = [{"role": "system", "content": self.spec.system}, *turns]
-        return self._codec.chat(turns, f"--verifier {self.name}", **options, given={"now": now})
+        return self._codec.apply_chat_template(
+            turns, f"--verifier {self.name}", **options, given={"now": now}
+        )
 
     def _read(self, row: _Critique) -> tuple[str, float | None]:
         """Return the text of the judge's turn, and the score of the critique.

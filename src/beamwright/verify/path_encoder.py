@@ -104,7 +104,9 @@ class PathEncoder:
             return self._turns(problem, [PLACEHOLDER], now).rpartition(PLACEHOLDER)[0]
         if template.prefix is not None:
             return template.prefix.replace("{problem}", problem)
-        return self._codec.decode_raw(self._codec.render(problem, template.system, {"now": now}))
+        return self._codec.decode_raw(
+            self._codec.encode_problem(problem, template.system, {"now": now})
+        )
 
     def _write_text(self, prefix: str, /, node: Node, unread: Sequence[Node]) -> _PathText:
         """Write a path in the layout "text": every step is followed by its suffix.
@@ -166,7 +168,7 @@ class PathEncoder:
             turns.append({"role": "user", "content": content})
             turns.append({"role": "assistant", "content": template.marker or ""})
         where = f"verifier format {self._spec.name}"
-        return self._codec.chat(turns, where, given={"now": now})
+        return self._codec.apply_chat_template(turns, where, given={"now": now})
 
     def _end_range(self, node: Node) -> list[list[Bounds]]:
         """Return a placeholder range, for a format that reads the end of a path's text.

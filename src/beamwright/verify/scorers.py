@@ -82,7 +82,7 @@ def bottom_groups(confidences: Sequence[float], window: int) -> float:
     return _mean(groups[: max(1, len(groups) // _BOTTOM)])
 
 
-def tail(confidences: Sequence[float], window: int) -> float:
+def tail_confidence(confidences: Sequence[float], window: int) -> float:
     """Return DeepConf's tail confidence: the mean confidence of the last `window` tokens."""
     return _mean(confidences[-window:])
 
@@ -95,7 +95,7 @@ def deepconf(window: int = 128, measure: Measure = lowest_group) -> StepScorer:
     Scaling them to [0, 1] would change the weights of a vote.
 
     window: number of tokens of a group.
-    measure: `lowest_group`, `bottom_groups` or `tail`.
+    measure: `lowest_group`, `bottom_groups` or `tail_confidence`.
     """
 
     def confidence(node: Node) -> float | None:
@@ -135,7 +135,7 @@ _PLAIN: dict[str, Callable[[], StepScorer]] = {
 _MEASURES: dict[str, Measure] = {
     "deepconf": lowest_group,
     "deepconf-bottom": bottom_groups,
-    "deepconf-tail": tail,
+    "deepconf-tail": tail_confidence,
 }
 # Name before the colon in `probe:HEAD`: a head on the generator's hidden states (`verify.probe`).
 PROBE = "probe"

@@ -19,7 +19,7 @@ from beamwright.models.formats.gguf import UNPACK_BLOCKS
 from beamwright.models.formats.gguf_metadata import gguf_remarks
 from beamwright.models.formats.header import BLOCKS, KEPT, read_header
 from beamwright.models.formats.key_tables import GGUF, GGUF_FILE
-from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.hf_config import read_shape
 from beamwright.models.hub import resolve_folder
@@ -72,8 +72,8 @@ def test_codes_and_scales_are_what_transformers_makes_of_the_blocks(name):
     expected = dequantize(blocks.flatten(), kind).view(64, 256)
     parts = UNPACK_BLOCKS[kind](blocks)
     assert (parts.bits, BLOCKS[kind][1] // parts.scale.shape[1]) == KEPT[kind]
-    assert torch.equal(parts.values().view(64, 256), expected)
-    kept = parts.of_rows(64).to_linear().values(slice(None))
+    assert torch.equal(parts.dequantise().view(64, 256), expected)
+    kept = parts.of_rows(64).to_linear().dequantise(slice(None))
     # Of 8 bits nothing is rounded; of 4 bits scale and low are, to 11 bits, if they had more.
     assert (kept - expected).abs().max() <= (
         2**-10 * expected.abs().max() if parts.bits == 4 else 0
@@ -183,7 +183,7 @@ def test_bytes_of_blocks_are_counted_and_the_embedding_stays_in_its_file(write, 
     assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
     found = inspect_model(ModelSettings(model=str(path)))
     assert (found["weight_bytes"], found["weights"]) == (stored, "blocks")
-    assert isinstance(weights.embedding, StoredRows)
+    assert isinstance(weights.embedding, RowReader)
 
 
 def test_without_the_library_a_file_is_read_all_the_same_and_said_to_be_slow(write, monkeypatch):
@@ -222,7 +222,7 @@ def test_tokenizer_template_and_ends_come_from_the_file(write):
     of_file, of_folder = load(path).codec, load(folder).codec
     assert of_file.encode("the12ab\u00e9") == of_folder.encode("the12ab\u00e9")
     assert of_file.eos_ids == of_folder.eos_ids == {2}
-    assert of_file.conversation([{"role": "user", "content": "hi"}]) == "<bos>hi"
+    assert of_file.render_conversation([{"role": "user", "content": "hi"}]) == "<bos>hi"
 
 
 def test_a_file_is_known_by_its_content_and_a_folder_by_its_one_file(write, tmp_path):

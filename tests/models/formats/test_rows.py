@@ -11,7 +11,7 @@ import gguf_files
 from beamwright.errors import InputError
 from beamwright.models import weights
 from beamwright.models.formats import open_checkpoint
-from beamwright.models.formats.plain_files import StoredRows
+from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
 
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 def check(checkpoint, name):
     whole = checkpoint.tensor(name)
     for dtype in DTYPES:
-        rows = checkpoint.rows(name, dtype)
+        rows = checkpoint.row_reader(name, dtype)
         assert rows[IDS].dtype == dtype
         assert torch.equal(rows[IDS], whole.to(dtype)[IDS])
 
@@ -39,7 +39,7 @@ def test_rows_of_safetensors(tmp_path, size):
 
 def test_a_pickle_has_no_rows(tmp_path):
     torch.save({"a": torch.ones(4, 4)}, tmp_path / "pytorch_model.bin")
-    assert open_checkpoint(tmp_path).rows("a", torch.float32) is None
+    assert open_checkpoint(tmp_path).row_reader("a", torch.float32) is None
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q6_K", "Q4_K", "Q2_K"])
@@ -48,11 +48,11 @@ def test_rows_of_gguf(tmp_path, kind):
     model, path = fakes.write_checkpoint(tmp_path, LlamaConfig(**WIDE)), tmp_path / "tiny.gguf"
     gguf_files.write_model(path, tmp_path, model, "llama", {} if kind == "F32" else {"*": kind})
     checkpoint = open_checkpoint(path)
-    permuted = checkpoint.rows("model.layers.0.self_attn.q_proj.weight", torch.float32)
+    permuted = checkpoint.row_reader("model.layers.0.self_attn.q_proj.weight", torch.float32)
     assert permuted is None, "its rows are wanted in another order"
     name = "model.layers.0.mlp.down_proj.weight"
     if kind == "Q2_K":
-        assert checkpoint.rows(name, torch.float32) is None, "transformers turns it back"
+        assert checkpoint.row_reader(name, torch.float32) is None, "transformers turns it back"
     else:
         check(checkpoint, name)
 
@@ -69,7 +69,7 @@ def test_a_large_embedding_stays_in_its_file(tmp_path, monkeypatch, tied):
     monkeypatch.setattr(weights, "_LARGE_TABLE_BYTES", 0)
     read, alone = load(), load(reads_logits=False)
     # A head that is multiplied as it is, for lack of bfloat16 products, has the table in memory.
-    assert isinstance(read.weights.embedding, StoredRows) == (
+    assert isinstance(read.weights.embedding, RowReader) == (
         plain.weights.lm_head.weight is not plain.weights.embedding
     )
     for one, other in ((plain, read), (scorer, alone)):
@@ -82,7 +82,7 @@ def test_a_large_embedding_stays_in_its_file(tmp_path, monkeypatch, tied):
 
 def test_a_file_that_has_become_shorter_is_named(tmp_path):
     fakes.write_checkpoint(tmp_path, LlamaConfig(**WIDE))
-    rows = open_checkpoint(tmp_path).rows("model.embed_tokens.weight", torch.float32)
+    rows = open_checkpoint(tmp_path).row_reader("model.embed_tokens.weight", torch.float32)
     os.truncate(tmp_path / "model.safetensors", 4096)
     with pytest.raises(InputError, match=r"model\.safetensors: the file is truncated"):
         rows[IDS]

@@ -51,12 +51,12 @@ def test_tokens_that_are_no_text_keep_their_ids_and_a_prompt_has_one_bos(codec, 
     types = {BARS[0]: CONTROL, BARS[1]: kind, BARS[2]: CONTROL}
     ids = {"bos_token_id": first, "eos_token_id": 5}
     made = codec(tokens, types, template=template, **ids, add_bos_token=True, add_eos_token=True)
-    assert made.render("ab") == [first, user, tokens.index("ab")]
+    assert made.encode_problem("ab") == [first, user, tokens.index("ab")]
     assert made.decode_raw([first, user]) == BARS[0] + BARS[1]
     assert made.decode([user]) == ("" if kind == CONTROL else BARS[1])
     assert made.eos_ids == {5, last}
     assert made.vocab_size == len(tokens)
-    assert codec(tokens, types, **ids).render("ab") == [user, tokens.index("ab")]
+    assert codec(tokens, types, **ids).encode_problem("ab") == [user, tokens.index("ab")]
 
 
 @pytest.mark.parametrize("text", CASES["ends"])
@@ -86,7 +86,7 @@ def test_sentencepiece_puts_a_blank_before_every_text(codec, text, pieces):
     scores = [0.0] * 262 + [-2.0, -1.0]
     made = codec(PIECES, types, scores=scores, template="{{ messages[0]['content'] }}")
     assert [PIECES[index] for index in made.encode(text)] == pieces
-    assert made.render("[") == [1, PIECES.index("\u2581[")]
+    assert made.encode_problem("[") == [1, PIECES.index("\u2581[")]
     bare = codec(PIECES, types, scores=scores, add_space_prefix=False, add_bos_token=False)
     assert bare.encode("<s>[I") == [1, PIECES.index("["), PIECES.index("I")]
 

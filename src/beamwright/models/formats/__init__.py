@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from beamwright.models.formats.gguf import BlockLinear
-    from beamwright.models.formats.plain_files import StoredRows
+    from beamwright.models.formats.plain_files import RowReader
     from beamwright.models.grouped import GroupedLinear
 
 
@@ -52,7 +52,7 @@ class StoredWeights(Protocol):
         """
         ...
 
-    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+    def row_reader(self, name: str, dtype: torch.dtype) -> RowReader | None:
         """Return a reader of single rows of an existing tensor, which casts them to `dtype`.
 
         None: the file's format does not allow reading single rows.

@@ -1,9 +1,9 @@
 """Reads the tensors of GGUF files, by their Hugging Face names.
 
 Types with codes of 4, 5, 6 or 8 bits and a linear scale stay quantised. Their blocks, uint8 [count,
-bytes], become `Groups` with one block per row, without rounding. `transformers` dequantises the
-other types. Blocks are memory-mapped from the file until they are packed. Other tensors are read in
-pieces, so that only one piece is in memory twice.
+bytes], become a `QuantisedWeight` with one block per row, without rounding. `transformers`
+dequantises the other types. Blocks are memory-mapped from the file until they are packed. Other
+tensors are read in pieces, so that only one piece is in memory twice.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.formats.gguf_metadata import Names, permuted_heads, read_gguf_header
-from beamwright.models.formats.header import BLOCKS, Place
-from beamwright.models.formats.plain_files import StoredRows
-from beamwright.models.formats.quantised_files import Groups
+from beamwright.models.formats.gguf_metadata import TensorNameMap, permuted_heads, read_gguf_header
+from beamwright.models.formats.header import BLOCKS, TensorInfo
+from beamwright.models.formats.plain_files import RowReader
+from beamwright.models.formats.quantised_files import QuantisedWeight
 from beamwright.models.grouped import GroupedLinear, check_size
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -78,7 +78,7 @@ class GgufWeights:
     def __init__(self, file: Path) -> None:
         model = read_gguf_header(file)
         self._where, self._heads = model.tensors, permuted_heads(model.metadata)
-        self._names = Names(model.metadata.get("general.architecture"))
+        self._names = TensorNameMap(model.metadata.get("general.architecture"))
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -108,7 +108,7 @@ class GgufWeights:
             whole -= 1
         return whole if order is None else whole[order]
 
-    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+    def row_reader(self, name: str, dtype: torch.dtype) -> RowReader | None:
         """Return a reader of single rows, which dequantises them.
 
         None if rows must be reordered, or if only `transformers` can dequantise the type.
@@ -122,7 +122,7 @@ class GgufWeights:
         def convert(read: Tensor) -> Tensor:
             return _dequantise(read.view(-1, size), kind).view(-1, columns).to(dtype)
 
-        return StoredRows(place.file, place.start, columns // values * size, convert)
+        return RowReader(place.file, place.start, columns // values * size, convert)
 
     def quantised_linear(self, name: str) -> BlockLinear | None:
         """Return a projection in the file's blocks; None for types without a linear scale."""
@@ -133,7 +133,7 @@ class GgufWeights:
         rows = _map_bytes(place).view(place.shape[0], -1)
         return BlockLinear(place.kind, rows if order is None else rows[order], place.shape[1])
 
-    def _locate(self, name: str) -> tuple[Place, Tensor | None] | None:
+    def _locate(self, name: str) -> tuple[TensorInfo, Tensor | None] | None:
         """Locate a tensor by its Hugging Face name; None if the file does not have it.
 
         Return its place in the file, and the order in which Hugging Face has its rows, or None if
@@ -158,7 +158,7 @@ class GgufWeights:
         return place, order
 
 
-def _map_bytes(place: Place) -> Tensor:
+def _map_bytes(place: TensorInfo) -> Tensor:
     """Map a tensor's bytes into memory until the result, uint8 [bytes], is freed.
 
     Writing to the result does not change the file.
@@ -171,7 +171,7 @@ def _map_bytes(place: Place) -> Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8, offset=spare)
 
 
-def _pieces(place: Place) -> Iterator[Tensor]:
+def _pieces(place: TensorInfo) -> Iterator[Tensor]:
     """Read a tensor in pieces of whole rows, and yield the blocks [count, bytes] of each piece."""
     row = place.shape[-1] // BLOCKS[place.kind][1] * BLOCKS[place.kind][2]
     step = max(1, _PIECE_BYTES // row) * row
@@ -188,7 +188,7 @@ def _dequantise(blocks: Tensor, kind: int) -> Tensor:
     if kind in _PLAIN:
         return blocks.view(_PLAIN[kind])
     if kind in UNPACK_BLOCKS:
-        return UNPACK_BLOCKS[kind](blocks).values()
+        return UNPACK_BLOCKS[kind](blocks).dequantise()
     try:
         from transformers.integrations.gguf.dequant import dequantize  # noqa: PLC0415 - slow
     except ImportError as error:
@@ -227,34 +227,38 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scale * _float16_at(blocks, 0), -(low * _float16_at(blocks, 2))
 
 
-def _q5_k(blocks: Tensor) -> Groups:
+def _q5_k(blocks: Tensor) -> QuantisedWeight:
     bits = blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    return Groups(8, _unpack_nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks))
+    return QuantisedWeight(
+        8, _unpack_nibbles(blocks[:, 48:], 32) | bits.flatten(1) << 4, *_k_scales(blocks)
+    )
 
 
-def _q6_k(blocks: Tensor) -> Groups:
+def _q6_k(blocks: Tensor) -> QuantisedWeight:
     upper = blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
     codes = _unpack_nibbles(blocks[:, :128], 64) | upper.to(torch.uint8).flatten(1) << 4
-    return Groups.around(
+    return QuantisedWeight.around(
         32, 8, codes, blocks[:, 192:208].view(torch.int8) * _float16_at(blocks, 208)
     )
 
 
 # For each GGUF type number, a function that unpacks blocks [count, bytes] to codes and scales.
-UNPACK_BLOCKS: dict[int, Callable[[Tensor], Groups]] = {
-    2: lambda b: Groups.around(8, 4, _unpack_nibbles(b[:, 2:], 16), _float16_at(b, 0)),
-    3: lambda b: Groups(4, _unpack_nibbles(b[:, 4:], 16), _float16_at(b, 0), _float16_at(b, 2)),
-    6: lambda b: Groups.around(
+UNPACK_BLOCKS: dict[int, Callable[[Tensor], QuantisedWeight]] = {
+    2: lambda b: QuantisedWeight.around(8, 4, _unpack_nibbles(b[:, 2:], 16), _float16_at(b, 0)),
+    3: lambda b: QuantisedWeight(
+        4, _unpack_nibbles(b[:, 4:], 16), _float16_at(b, 0), _float16_at(b, 2)
+    ),
+    6: lambda b: QuantisedWeight.around(
         16, 8, _unpack_nibbles(b[:, 6:], 16) | _unpack_fifth_bits(b[:, 2:6]), _float16_at(b, 0)
     ),
-    7: lambda b: Groups(
+    7: lambda b: QuantisedWeight(
         8,
         _unpack_nibbles(b[:, 8:], 16) | _unpack_fifth_bits(b[:, 4:8]),
         _float16_at(b, 0),
         _float16_at(b, 2),
     ),
-    8: lambda b: Groups.around(128, 8, b[:, 2:] ^ 128, _float16_at(b, 0)),
-    12: lambda b: Groups(4, _unpack_nibbles(b[:, 16:], 32), *_k_scales(b)),
+    8: lambda b: QuantisedWeight.around(128, 8, b[:, 2:] ^ 128, _float16_at(b, 0)),
+    12: lambda b: QuantisedWeight(4, _unpack_nibbles(b[:, 16:], 32), *_k_scales(b)),
     13: _q5_k,
     14: _q6_k,
 }

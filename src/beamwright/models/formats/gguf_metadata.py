@@ -16,7 +16,7 @@ from typing import Any
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.io import read_toml_beside
 from beamwright.models.formats import key_tables
-from beamwright.models.formats.header import KEPT, GgufHeader, Place, read_header
+from beamwright.models.formats.header import KEPT, GgufHeader, TensorInfo, read_header
 
 GGUF = ".gguf"
 _WORDS = read_toml_beside(__file__)
@@ -69,7 +69,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
     return GgufHeader(headers[0].metadata, tensors)
 
 
-class Names:
+class TensorNameMap:
     """Translator of one architecture's tensor names between GGUF and Hugging Face.
 
     unit_offset: True if GGUF stores the weights of norms with 1 added.
@@ -123,7 +123,7 @@ def permuted_heads(metadata: dict[str, Any]) -> dict[str, int]:
     return {"attn_q": heads, "attn_k": _count(metadata, "llama.attention.head_count_kv", heads)}
 
 
-def refuse(*faults: tuple[bool, str]) -> None:
+def raise_if_unsupported(*faults: tuple[bool, str]) -> None:
     """Check that no fault applies to a model.
 
     faults: pairs (whether the fault applies, error message).
@@ -145,7 +145,9 @@ def _count(given: Mapping[str, Any], key: str, default: int | None = None) -> in
     value = given.get(key, default)
     first, *others = {*value} if isinstance(value, list) and value else {value}
     wrong = bool(others) or type(first) is not int or not 0 < first <= _LARGEST
-    refuse((wrong, f"the GGUF header's {key} must be one count for all layers, not {value!r:.60}"))
+    raise_if_unsupported(
+        (wrong, f"the GGUF header's {key} must be one count for all layers, not {value!r:.60}")
+    )
     return int(first)
 
 
@@ -162,7 +164,7 @@ def read_config(file: Path) -> dict[str, Any]:
     kind, what = metadata.get("general.architecture", ""), metadata.get("general.type", "model")
     parts, held = metadata.get("split.count") or 1, "other weights" if tensors else "a vocabulary"
     known_models = ", ".join(models)
-    refuse(
+    raise_if_unsupported(
         (what != "model", f"the GGUF file holds no model: its general.type is {what!r:.40}"),
         (
             kind not in models,
@@ -183,7 +185,7 @@ def read_config(file: Path) -> dict[str, Any]:
         _count(given, key, width) for key in ("attention.value_length", "rope.dimension_count")
     ]
     causal, last = given.get("attention.causal", True), f"blk.{layers - 1}.attn_norm.weight"
-    refuse(
+    raise_if_unsupported(
         (widths != [width] * 2, f"keys of width {width} with values, rotary positions of {widths}"),
         (last not in tensors, f"the GGUF header declares {layers:,} layers, but {last} is missing"),
         (causal is not True, "non-causal attention (attention.causal) is not supported"),
@@ -247,7 +249,9 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
     kind, scale = given.get(f"{at}type", "linear"), given.get(f"{at}attn_factor", 1.0)
     factor = given.get(f"{at}factor", given.get("rope.scale_linear")) or 1.0
     odd = kind not in ("none", "linear", "yarn") or (scale != 1.0 and kind != "yarn")
-    refuse((odd, f"GGUF rope scaling {kind!r:.40} with attn_factor {scale} is not supported"))
+    raise_if_unsupported(
+        (odd, f"GGUF rope scaling {kind!r:.40} with attn_factor {scale} is not supported")
+    )
     if kind == "none" or factor == scale == 1.0:
         return rope | {"rope_type": "default"}
     if kind == "yarn":
@@ -258,7 +262,7 @@ def _rope(given: Mapping[str, Any], theta: float, context: int) -> dict[str, Any
     return rope | {"rope_type": kind, "factor": factor}
 
 
-def _llama3_rope(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any]:
+def _llama3_rope(place: TensorInfo, rope: dict[str, Any], kind: str) -> dict[str, Any]:
     """Add Llama 3's rotary scaling to `rope`. A GGUF file has only the resulting factors.
 
     place: the tensor with one factor per frequency. The largest one is the scaling's "factor", from
@@ -274,7 +278,7 @@ def _llama3_rope(place: Place, rope: dict[str, Any], kind: str) -> dict[str, Any
     expected = zip(factors, _llama3_factors(rope, len(factors)), strict=True)
     differs = any(not math.isclose(*pair, rel_tol=1e-3) for pair in expected)
     odd = bool(place.kind) or differs or kind != "llama"
-    refuse((odd, "GGUF rope factors other than Llama 3's are not supported"))
+    raise_if_unsupported((odd, "GGUF rope factors other than Llama 3's are not supported"))
     return rope
 
 

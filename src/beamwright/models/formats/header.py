@@ -35,7 +35,7 @@ KEPT: dict[int, tuple[int, int]] = {
 }
 
 
-class Place(NamedTuple):
+class TensorInfo(NamedTuple):
     """The position, shape and type of one tensor in a GGUF file."""
 
     file: Path
@@ -58,7 +58,7 @@ class GgufHeader:
     """
 
     metadata: dict[str, Any]
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorInfo]
 
 
 def is_gguf(place: Path) -> bool:
@@ -174,7 +174,7 @@ class _Cursor:
                 raise ValueError(f"tensor {name!r:.80} ends after the file")
         return GgufHeader(metadata, tensors)
 
-    def _tensor(self, name: str) -> Place:
+    def _tensor(self, name: str) -> TensorInfo:
         """Read a tensor's entry. Its `start` is relative to the first tensor's first byte."""
         (rank,) = self._numbers("I")
         if rank > _MOST_DIMENSIONS:
@@ -190,4 +190,4 @@ class _Cursor:
         _, values, size = BLOCKS[kind]
         if not shape or not all(shape) or shape[-1] % values:
             raise ValueError(f"a tensor of shape {shape} does not fit blocks of {values}")
-        return Place(self._file, shape, kind, offset, prod(shape) // values * size)
+        return TensorInfo(self._file, shape, kind, offset, prod(shape) // values * size)

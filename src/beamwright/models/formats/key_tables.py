@@ -103,7 +103,7 @@ GGUF = {
 # --- tensors ---------------------------------------------------------------------------------
 
 
-def check_fit(
+def check_tensor_sizes(
     needed: Sizes, stored: Sizes, where: str, kind: str, spare: Iterable[str] = ()
 ) -> None:
     """Check that a checkpoint has exactly the tensors that a model needs, in their sizes.

@@ -32,7 +32,7 @@ _POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8
 
 
-class StoredRows:
+class RowReader:
     """A tensor whose rows are read from its file on demand, by indexing with row numbers.
 
     It is used for embeddings, because a forward pass needs few of their rows. The process maps no
@@ -122,7 +122,7 @@ class PlainFiles:
         mapped = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
         return mapped.clone()
 
-    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+    def row_reader(self, name: str, dtype: torch.dtype) -> RowReader | None:
         """Return a reader of single rows, which casts them to `dtype`; None for a pickle file."""
         path = self._where[name]
         if path.suffix != ".safetensors":
@@ -133,7 +133,7 @@ class PlainFiles:
             size = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             start, _ = json.loads(stream.read(size))[name]["data_offsets"]
         start += _LENGTH_BYTES + size
-        return StoredRows(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
+        return RowReader(path, start, row_bytes, lambda read: read.view(stored).to(dtype))
 
     def quantised_linear(self, name: str) -> None:
         """Return None, because no weight in these files is quantised (see `StoredWeights`)."""

@@ -1,8 +1,8 @@
 """Reads quantised checkpoint folders, in which several tensors make up one weight.
 
-Each method is a `Form` in the table at the end: AWQ, GPTQ, compressed-tensors, 8-bit floats, MXFP4
-and bitsandbytes. Config entries that leave projections plain (`ignore`, `modules_to_not_convert`,
-`dynamic`) are not read: a projection is plain if its tensors are.
+Each method is a `Form` in the table at the end: AWQ, GPTQ, compressed-tensors, 8-bit
+floats, MXFP4 and bitsandbytes. Config entries that leave projections plain (`ignore`,
+`modules_to_not_convert`, `dynamic`) are not read: a projection is plain if its tensors are.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from beamwright.errors import InputError, message_of
-from beamwright.models.formats.plain_files import DAMAGED, PlainFiles, StoredRows
+from beamwright.models.formats.plain_files import DAMAGED, PlainFiles, RowReader
 from beamwright.models.grouped import GroupedLinear
 
 # A function that reads a tensor of one projection by the ending of its name, or returns None.
@@ -35,7 +35,7 @@ _STATES = [f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"
 
 
 @dataclass(frozen=True)
-class Groups:
+class QuantisedWeight:
     """A weight as codes, uint8 [out, in], with scale and low per group, float32 [out, groups].
 
     bits: bits of a code. The weight is code * scale + low.
@@ -54,19 +54,19 @@ class Groups:
             raise ValueError(f"scales {tuple(self.scale.shape)} of {rows} x {columns} codes")
 
     @classmethod
-    def around(cls, zero: float | Tensor, bits: int, codes: Tensor, scale: Tensor) -> Groups:
+    def around(cls, zero: float | Tensor, bits: int, codes: Tensor, scale: Tensor) -> Self:
         """Make a weight from scales and `zero`, the zero point: a number or [out, groups]."""
         return cls(bits, codes, scale, -(zero * scale))
 
-    def values(self) -> Tensor:
+    def dequantise(self) -> Tensor:
         """Return the dequantised weight, float32 [out, in]."""
         grouped = self.codes.unflatten(1, (self.scale.shape[1], -1)).float()
         return torch.addcmul(self.low[..., None], grouped, self.scale[..., None]).flatten(1)
 
-    def of_rows(self, rows: int) -> Groups:
+    def of_rows(self, rows: int) -> QuantisedWeight:
         """Concatenate consecutive rows of the weight, so that `rows` longer rows remain."""
         parts = (part.reshape(rows, -1) for part in (self.codes, self.scale, self.low))
-        return Groups(self.bits, *parts)
+        return QuantisedWeight(self.bits, *parts)
 
     def to_linear(self) -> GroupedLinear:
         """Return the weight as a `GroupedLinear`, with codes of 4 or 8 bits."""
@@ -79,7 +79,7 @@ class Form:
 
     main: possible name endings of the tensor with the codes.
     beside: name endings of the tensors that belong to the codes, such as scales.
-    read: returns the weight as `Groups`, or dequantised, from its tensors and
+    read: returns the weight as `QuantisedWeight`, or dequantised, from its tensors and
         `quantization_config`.
     size: returns the size of the weight, from the sizes of its tensors, the tensors, and
         `quantization_config`.
@@ -88,7 +88,7 @@ class Form:
 
     main: tuple[str, ...]
     beside: tuple[str, ...]
-    read: Callable[[Part, Mapping[str, Any]], Groups | Tensor]
+    read: Callable[[Part, Mapping[str, Any]], QuantisedWeight | Tensor]
     size: Callable[[PartSizes, Part, Mapping[str, Any]], tuple[int, ...]]
     weight: str = ".weight"
 
@@ -121,7 +121,7 @@ class QuantisedFiles:
     def tensor(self, name: str) -> Tensor | None:
         """Return a copy of a tensor, in float32 if it is quantised; None if it does not exist."""
         weight = self._read(name)
-        return weight.values() if isinstance(weight, Groups) else weight
+        return weight.dequantise() if isinstance(weight, QuantisedWeight) else weight
 
     def quantised_linear(self, name: str) -> GroupedLinear | None:
         """Return a projection in its quantised format; None if it is plain.
@@ -129,11 +129,11 @@ class QuantisedFiles:
         None also for formats without codes and a scale per group, such as 8-bit floats.
         """
         weight = self._read(f"{name}.weight") if self._main(f"{name}.weight") else None
-        return weight.to_linear() if isinstance(weight, Groups) else None
+        return weight.to_linear() if isinstance(weight, QuantisedWeight) else None
 
-    def rows(self, name: str, dtype: torch.dtype) -> StoredRows | None:
+    def row_reader(self, name: str, dtype: torch.dtype) -> RowReader | None:
         """Return a reader of single rows; None if the tensor is quantised."""
-        return None if self._main(name) else self._files.rows(name, dtype)
+        return None if self._main(name) else self._files.row_reader(name, dtype)
 
     def _main(self, name: str) -> str | None:
         """Return the name of a quantised weight without its ending; None for other names.
@@ -144,7 +144,7 @@ class QuantisedFiles:
         quantised = all(any(stem + ending in self._stored for ending in each) for each in both)
         return stem if quantised and name.endswith(self._form.weight) else None
 
-    def _read(self, name: str) -> Groups | Tensor | None:
+    def _read(self, name: str) -> QuantisedWeight | Tensor | None:
         stem = self._main(name)
         if stem is None:
             return self._files.tensor(name)
@@ -246,7 +246,7 @@ def spread_scales(scales: Tensor, block: int, count: int, dim: int = 0) -> Tenso
 # --- packed integers --------------------------------------------------------------------------
 
 
-def _awq(part: Part, config: Mapping[str, Any]) -> Groups:
+def _awq(part: Part, config: Mapping[str, Any]) -> QuantisedWeight:
     """Read AWQ weights in the layout of its gemm kernels: 8 columns per word, in `_AWQ_ORDER`.
 
     qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
@@ -255,7 +255,7 @@ def _awq(part: Part, config: Mapping[str, Any]) -> Groups:
         raise ValueError(f"AWQ version {config['version']!r:.20} is not supported; use gemm")
     scale = require_part(part, ".scales").float()
     codes, zeros = (_awq_columns(require_part(part, f".{name}")) for name in ("qweight", "qzeros"))
-    return Groups.around(zeros.t(), 4, codes.t().contiguous(), scale.t())
+    return QuantisedWeight.around(zeros.t(), 4, codes.t().contiguous(), scale.t())
 
 
 def _awq_columns(words: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ def _awq_columns(words: Tensor) -> Tensor:
     return columns.flatten(1)
 
 
-def _gptq(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
+def _gptq(part: Part, config: Mapping[str, Any]) -> QuantisedWeight | Tensor:
     """Read GPTQ weights with 2 to 8 bits, version 1 or 2, with or without `desc_act`.
 
     qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out].
@@ -281,13 +281,13 @@ def _gptq(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     low = -(unpack_words(require_part(part, ".qzeros"), bits).float() + first) * scale
     each = codes.shape[1] // max(1, len(scale))
     if groups is None or torch.equal(groups.long(), torch.arange(codes.shape[1]) // max(1, each)):
-        return Groups(bits, codes, scale.t(), low.t())
+        return QuantisedWeight(bits, codes, scale.t(), low.t())
     # With `desc_act` a group's columns are not adjacent, so the weight must be dequantised here.
     index = groups.long()
     return torch.addcmul(low.t()[:, index], codes.float(), scale.t()[:, index])
 
 
-def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
+def _compressed(part: Part, config: Mapping[str, Any]) -> QuantisedWeight | Tensor:
     """Read weights of compressed-tensors, packed or one per byte.
 
     Codes are signed. In the packed form half of the range is added to them.
@@ -307,19 +307,19 @@ def _compressed(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
     zero, scale = torch.tensor(float(1 << bits - 1)), scale.float()
     if (zeros := part(".weight_zero_point")) is not None:
         zero = unpack_words(zeros.t(), bits).t()[:rows].float()
-    return Groups.around(zero, bits, codes.contiguous(), scale)
+    return QuantisedWeight.around(zero, bits, codes.contiguous(), scale)
 
 
 def _read_unpacked(
     weight: Tensor, scale: Tensor, zero: Tensor | None, config: Mapping[str, Any]
-) -> Groups | Tensor:
+) -> QuantisedWeight | Tensor:
     """Read unpacked weights of compressed-tensors: int8 codes or 8-bit floats."""
     if weight.dtype != torch.int8:
         return scale_weight(weight, scale, _blocks(config))
     scale = scale.float().reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
     scale = scale.expand(len(weight), -1)
     zeros = 0 if zero is None else zero.float().view_as(scale)
-    return Groups.around(zeros + 128, 8, weight.view(torch.uint8) ^ 128, scale)
+    return QuantisedWeight.around(zeros + 128, 8, weight.view(torch.uint8) ^ 128, scale)
 
 
 def _weights_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -366,12 +366,12 @@ def _mxfp4(part: Part, config: Mapping[str, Any]) -> Tensor:
     return values.flatten(-2).transpose(-1, -2).contiguous()
 
 
-def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> Groups | Tensor:
+def _bitsandbytes(part: Part, config: Mapping[str, Any]) -> QuantisedWeight | Tensor:
     """Read 4-bit codes of a table of levels (nf4, fp4) in blocks, or int8 with a scale per row."""
     weight = require_part(part, ".weight")
     if weight.dtype == torch.int8:
         scale = require_part(part, ".SCB").float()[:, None] / 127
-        return Groups.around(128, 8, weight.view(torch.uint8) ^ 128, scale)
+        return QuantisedWeight.around(128, 8, weight.view(torch.uint8) ^ 128, scale)
     weight = weight.contiguous().view(torch.uint8)  # bnb_4bit_quant_storage may be wider
     state = _bitsandbytes_state(part)
     most = require_part(part, ".weight.absmax")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from beamwright.io import read_toml_beside
-from beamwright.models.formats.gguf_metadata import refuse, shards
+from beamwright.models.formats.gguf_metadata import raise_if_unsupported, shards
 from beamwright.models.formats.header import read_header
 
 _AT = "tokenizer.ggml."
@@ -26,7 +26,7 @@ _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # SentencePiece's ids, 
 _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
-class TokenFiles(NamedTuple):
+class TokenizerData(NamedTuple):
     """A tokenizer with its special tokens and chat template, as a model's files define them."""
 
     tokenizer: Tokenizer
@@ -51,7 +51,7 @@ def split_patterns(name: str) -> list[list[str]]:
     return [row["by"] for row in read_toml_beside(__file__)["cuts"] if name in row["names"]]
 
 
-def read_vocabulary(file: Path) -> TokenFiles:
+def read_vocabulary(file: Path) -> TokenizerData:
     """Read the tokenizer and the chat templates of a GGUF file.
 
     Raises:
@@ -69,7 +69,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
     cuts, table = split_patterns(pre or "default"), read_toml_beside(__file__)
     ends_anywhere = frozenset(table["ends"])
     merged = chain.from_iterable((*pair, "".join(pair)) for pair in pairs)
-    refuse(
+    raise_if_unsupported(
         (model not in ("gpt2", "llama"), f"{where}model {model!r:.40} is not gpt2 or llama"),
         (model == "gpt2" and not cuts, f"{where}pre {pre!r:.40} is not supported"),
         (not len(kinds) == len(tokens) == len(vocabulary) > 2, f"{where}tokens are not distinct"),
@@ -111,7 +111,7 @@ def read_vocabulary(file: Path) -> TokenFiles:
         for key, text in metadata.items()
         if (key == at or key.startswith(f"{at}.")) and isinstance(text, str)
     }
-    return TokenFiles(
+    return TokenizerData(
         tokenizer,
         special,
         several["default"] if several.keys() == {"default"} else several or None,
