@@ -150,3 +150,15 @@ def searched():
     store_answers(Mathematics(), [done])
     tree.rounds = 2
     return tree, done
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe of a text; returns its file."""
+
+    def write(text):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return path
+
+    return write

@@ -9,17 +9,6 @@ from beamwright.errors import InputError
 from beamwright.units import RESERVED_ARGS, parse_size
 from tables import beside
 
-
-@pytest.fixture
-def recipe(tmp_path):
-    def write(text):
-        path = tmp_path / "recipe.yaml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 SIZES = {
     "7GiB": 7 * 1024**3, "512MiB": 512 * 1024**2, "4GB": 4 * 10**9, " 1.5 kib ": 1536, "100": 100,
     "100B": 100, 4096: 4096,

@@ -225,7 +225,7 @@ def frontier_batching(found: Found) -> str:
 
 
 def hybrids(found: Found) -> str:
-    """Return the cost of recurrent states that do not fit on a card (float32 states only)."""
+    """Return the cost of recurrent states that do not fit on a card."""
     rows = [
         {
             "model, int4, n = 64": row["model"],
@@ -233,10 +233,11 @@ def hybrids(found: Found) -> str:
             "tokens per step": row["steps"],
             "KV and states need, GiB": f"{row['needed_bytes'] / 2**30:.1f}",
             "the card has, GiB": f"{row['budget_bytes'] / 2**30:.1f}",
-            "slowdown against a card that holds everything": f"{row['over']:.2f}",
+            "slowdown against a card that holds everything": (
+                "no fit" if row["over"] is None else f"{row['over']:.2f}"
+            ),
         }
         for row in found["rows"]
-        if row["states"] == "float32"
     ]
     return table(rows, list(rows[0]))
 

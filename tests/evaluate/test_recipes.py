@@ -14,19 +14,9 @@ SHIPPED = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(text):
-        path = tmp_path / "recipe.yaml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def named(write):
+def named(recipe):
     """Settings of a recipe's runs by name."""
-    return lambda text, **given: {r.name: r.settings for r in read_recipe(write(text), given).runs}
+    return lambda text, **given: {r.name: r.settings for r in read_recipe(recipe(text), given).runs}
 
 
 def built(**options):
@@ -63,26 +53,26 @@ def test_named_settings_over_the_whole_grid(named):
     assert runs["b-seed0"] == built(n=8, schedule="locality", prefetch=False)
 
 
-def test_a_setting_without_a_verifier_votes_and_says_so(write):
-    path = write("grid: {verifier: [none, logprob]}\nbase: {search: majority}")
+def test_a_setting_without_a_verifier_votes_and_says_so(recipe):
+    path = recipe("grid: {verifier: [none, logprob]}\nbase: {search: majority}")
     assert all(run.note is None for run in read_recipe(path, {}).runs)  # as was asked for
-    (run,) = read_recipe(write("model: {model: own}"), {"n": 8}).runs
+    (run,) = read_recipe(recipe("model: {model: own}"), {"n": 8}).runs
     assert (run.settings.search.search, run.settings.model.verifier) == ("majority", "none")
     assert (
         "--model own runs without a verifier: the answer is a majority vote of 8 paths" in run.note
     )
 
 
-def test_a_setting_that_needs_scores_is_refused_before_any_runs(write):
+def test_a_setting_that_needs_scores_is_refused_before_any_runs(recipe):
     both = "[{name: a, search: majority}, {name: b, search: beam}]"
-    path = write(f"base: {{model: own}}\nsettings: {both}")
+    path = recipe(f"base: {{model: own}}\nsettings: {both}")
     with pytest.raises(InputError, match="setting 'b': --search beam needs scores"):
         read_recipe(path, {})
 
 
-def test_the_problems_may_be_named(write):
-    assert read_recipe(write("dataset: bundled:dev\ngrid: {n: [4]}"), {}).dataset == "bundled:dev"
-    assert read_recipe(write("grid: {n: [4]}"), {}).dataset is None
+def test_the_problems_may_be_named(recipe):
+    assert read_recipe(recipe("dataset: bundled:dev\ngrid: {n: [4]}"), {}).dataset == "bundled:dev"
+    assert read_recipe(recipe("grid: {n: [4]}"), {}).dataset is None
 
 
 def test_a_name_is_fit_for_a_folder(named):
@@ -94,9 +84,9 @@ MISTAKES = beside(__file__)
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_mistakes_are_one_line_that_names_the_place(write, text, message):
+def test_mistakes_are_one_line_that_names_the_place(recipe, text, message):
     with pytest.raises(InputError) as caught:
-        read_recipe(write(text), {})
+        read_recipe(recipe(text), {})
     line = str(caught.value)
     assert line.startswith("recipe ")
     assert message in line

@@ -57,7 +57,6 @@ def test_where_all_fits_nothing_leaves_and_little_memory_is_seen(searched):
     assert generator["requests of 1"] > 0.99
     assert verifier["requests of 1"] < 0.5
     assert generator["of 2,048"] < 0.1 < verifier["of 2,048"]
-    assert generator["p10"] <= generator["p50"] <= generator["p90"]
 
 
 def test_the_verifier_saturates_with_fewer_requests():

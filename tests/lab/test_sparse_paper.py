@@ -4,39 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.models.named import NAMED_SHAPES, shape_from_text
-from beamwright.plan.costs import ModelCosts, Roofline
-from beamwright.plan.machines import find_profile
 from beamwright_lab.sparse import paper
 from beamwright_lab.studies.sparse import (
     SparseLoad,
     SparseMethod,
     cache_rank_flops,
-    decode_seconds,
     token_flops,
     two_devices,
 )
 
-QWEN3_8B = NAMED_SHAPES["qwen3-8b"]
-QWEN3_32B = shape_from_text(
-    "qwen3,layers=64,hidden=5120,heads=64,kv_heads=8,head_dim=128,intermediate=25600,"
-    "vocab=151936,context=40960"
-)
+QWEN3_8B, QWEN3_32B = paper.MODELS.values()
 CONTEXT, SELECTED = 32768, 2048
 LOAD = SparseLoad(8, CONTEXT, SELECTED)
 PAPER = (SparseMethod.FULL, SparseMethod.EXACT, SparseMethod.QUEST, SparseMethod.ASYNCSPADE)
-
-MIB = 2**20
-
-
-def at_peak(shape, card="a100"):
-    """The roofline of a card's data sheet: all of its rates, free launches."""
-    shares = {"bandwidth_share": 1.0, "flops_share": 1.0, "link_share": 1.0, "launch_s": 1e-12}
-    return Roofline(ModelCosts.of(shape, 2), replace(find_profile(card), **shares))
-
-
-def milliseconds(shape, load=LOAD, methods=PAPER):
-    return [1e3 * decode_seconds(at_peak(shape), shape, method, load) for method in methods]
 
 
 @pytest.mark.parametrize(
@@ -60,11 +40,11 @@ def test_the_cache_rank_hides_up_to_a_context():
 
     def hidden(shape, seen):
         load = replace(LOAD, context=round(seen / 8))
-        return two_devices(at_peak(shape), shape, load, link).hidden
+        return two_devices(paper.at_peak(shape, "a100"), shape, load, link).hidden
 
     link = 1e15
     for shape in (QWEN3_8B, QWEN3_32B):
-        model = at_peak(shape).model
+        model = paper.at_peak(shape, "a100").model
         most = 2 * model.weight_bytes / model.kv_bytes_per_token - 2 * LOAD.chosen
         assert hidden(shape, 0.999 * most)
         assert not hidden(shape, 1.001 * most)

@@ -21,7 +21,6 @@ CASES = beside(__file__)
 
 LIMITS = ServerLimits(n=64, tokens=5000, seconds=60.0)
 HELLO = [{"role": "user", "content": "Hello"}]
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 ENDPOINTS = {
     "chat": ChatEndpoint, "completions": CompletionsEndpoint, "responses": ResponsesEndpoint
 }  # fmt: skip

@@ -1,10 +1,9 @@
 """Small real engines, and what must hold of them after every round."""
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
-from transformers import AutoConfig, Qwen3Config
 
 import fakes
 from beamwright import Solver
@@ -71,21 +70,6 @@ def tiny_options(folder, **changes):
     row = SCHEDULES.get(options.get("schedule"))
     ignored = () if row is None else row.unused_options
     return {name: value for name, value in options.items() if name not in ignored}
-
-
-def tiny_checkpoint(folder, kind):
-    """Makes solvers of a model with windows."""
-    if kind == "qwen3":
-        layers = ["sliding_attention", "full_attention"] * 2
-        config = Qwen3Config(
-            **WINDOWS, use_sliding_window=True, layer_types=layers, num_hidden_layers=4
-        )
-    else:
-        experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "gpt_oss" else {}
-        config = AutoConfig.for_model(kind, **WINDOWS, num_hidden_layers=6, **experts)
-    fakes.write_tokenizer(folder)
-    fakes.write_checkpoint(folder, config, noise=0.15)
-    return partial(tiny_solver, folder)
 
 
 def random_decoder(

@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
 
@@ -53,7 +52,6 @@ USABLE = 0.95  # share of the card's memory, as in the thesis
 N, WIDTH, MOST_DEPTH = 16, 4, 40
 PROMPT, STEP, SPREAD, SHORTEST, LONGEST = 200, 40, 0.6, 200, 900
 SCHEDULED_TOKENS = 2048  # most tokens of a pass: vLLM's default of max_num_batched_tokens
-TOKENS_PER_REQUEST = (1, 16, 32, 64, 128, 256)
 BATCH_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PATH = 600  # tokens of a path in the middle of a search
 SHARING = 4  # candidates that extend one path
@@ -61,7 +59,7 @@ CROWDS = (1, 4, 8, 16, 32, 48)
 CROWDED = "rtx-4090", 0.2
 SPLIT_COLUMNS = (
     "card", "in flight", "victims", "split", "KV, GiB", "verifier's", "tok/s", "verify", "hits",
-    "verifier hits", "thrash", "verifier thrash", "again", "verifier again",
+    "verifier hits", "thrash", "verifier thrash",
 )  # fmt: skip
 
 
@@ -188,8 +186,7 @@ def split_row(
 ) -> dict[str, Any]:
     """Return the table row of one run.
 
-    Column "thrash" is the share of needed tokens that had been evicted; "again" is the share of
-    evicted blocks that were needed again.
+    Column "thrash" is the share of needed tokens that had been evicted.
     """
     row: dict[str, Any] = {
         "card": card,
@@ -204,11 +201,9 @@ def split_row(
     row |= {"tok/s": round(found.tok_s, 1), "verify": round(found.verify_share, 3)}
     for name, each in (("", found.generator), ("verifier ", found.verifier)):
         had_left = each.loaded_tokens + each.recomputed_tokens
-        back = each.loaded_blocks + each.recomputed_blocks
         row |= {
             f"{name}hits": round(each.hit_rate or 0.0, 4),
             f"{name}thrash": round(had_left / each.needed_tokens, 4),
-            f"{name}again": round(back / each.evicted_blocks, 3) if each.evicted_blocks else None,
         }
     return row
 
@@ -216,7 +211,7 @@ def split_row(
 def batch_rows(
     card: str, trees: Sequence[RecordedTree], found: CacheRun
 ) -> Iterator[dict[str, Any]]:
-    """Yield per model: shares of requests by tokens per pass, and quantiles of tokens per pass."""
+    """Yield per model: the share of requests of one token, and how full its passes are."""
     steps = [node.tokens for tree in trees for node in tree.nodes]
     requests = (
         Counter({1: sum(steps), PROMPT: len(trees)}),
@@ -224,22 +219,12 @@ def batch_rows(
     )
     for model, own, passes in zip((GENERATOR, VERIFIER), requests, found.passes, strict=True):
         total, count = passes.total(), sum(size * times for size, times in passes.items())
-        row = {"card": card, "model": model, "requests of 1": round(own[1] / own.total(), 4)}
-        for least, most in pairwise(TOKENS_PER_REQUEST):
-            inside = sum(times for size, times in own.items() if least < size <= most)
-            row[f"{least + 1} to {most}"] = round(inside / own.total(), 4)
-        row |= {"passes": total, "tokens a pass": round(count / total, 1)}
-        row |= {f"p{int(100 * q)}": quantile(passes, q) for q in (0.1, 0.5, 0.9)}
-        row["of 2,048"] = round(count / total / SCHEDULED_TOKENS, 4)
-        yield row
-
-
-def quantile(counts: Counter[int], share: float) -> int:
-    """Return the smallest size such that at least `share` of all counts are not larger."""
-    sizes = sorted(counts)
-    sums = accumulate(counts[size] for size in sizes)
-    wanted = share * counts.total()
-    return next(size for size, so_far in zip(sizes, sums, strict=True) if so_far >= wanted)
+        yield {
+            "card": card,
+            "model": model,
+            "requests of 1": round(own[1] / own.total(), 4),
+            "of 2,048": round(count / total / SCHEDULED_TOKENS, 4),
+        }
 
 
 def size_rows(card: str) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,6 @@ loop: one for models up to 20 million parameters and in the case "one thread", e
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +26,7 @@ from beamwright_lab.models.checkpoints import copy_tokenizer
 
 COLUMNS = (
     "verifier", "parameters, M", "verifiers", "threads", "seconds, least", "seconds, median",
-    "CPU seconds", "times", "scored", "steps per call", "decoding alone", "scoring alone", "both",
-    "same",
+    "times", "same",
 )  # fmt: skip
 
 
@@ -65,32 +62,19 @@ class Side:
     """A solver with some number of verifiers; calling it solves all problems once.
 
     hashes: tree hash per problem, equal in every call.
-    runs: seconds, CPU seconds, calls, steps and phases of each call.
     """
 
     solver: Solver
     problems: Sequence[tuple[str, str]]
     in_flight: int
     hashes: dict[str, str] = field(default_factory=dict)
-    runs: list[dict[str, float]] = field(default_factory=list)
 
-    def __call__(self) -> float:
-        before, cpu_s, start = self._counts(), time.process_time(), time.perf_counter()
+    def __call__(self) -> None:
         found = dict(self.solver.solve_many(list(self.problems), in_flight=self.in_flight))
-        seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
         solved = {str(k): each.tree_hash for k, each in found.items() if isinstance(each, Solution)}
         if len(solved) < len(self.problems) or self.hashes not in ({}, solved):
             raise AssertionError("a problem failed, or its tree differs from the first run's")
         self.hashes = solved
-        after = self._counts()
-        spent = {name: after[name] - before[name] for name in after}
-        self.runs.append({"seconds": seconds, "cpu_s": cpu_s, **spent})
-        return seconds
-
-    def _counts(self) -> dict[str, float]:
-        counts = self.solver.usage().engine
-        names = ("verifier_calls", "scored_steps", "decode_s", "verify_s", "both_s")
-        return {name: getattr(counts, name) for name in names}
 
 
 def measure(name: str, make: Callable[[int], Solver], args: argparse.Namespace) -> list[Any]:
@@ -102,13 +86,11 @@ def measure(name: str, make: Callable[[int], Solver], args: argparse.Namespace) 
     sides = {str(n): Side(make(n), problems, args.in_flight) for n in args.verifiers}
     for side in sides.values():
         side()  # warm up
-        side.runs.clear()
     times = interleave(dict(sides), args.rounds)
     first, rows = next(iter(sides.values())), []
     base_s = times[str(args.verifiers[0])].min_s
     for number, side in sides.items():
-        runs, timing = side.runs, times[number]
-        best = min(runs, key=lambda run: run["seconds"])
+        timing = times[number]
         scorer = side.solver._machinery.scorers[0].decoder.shape
         rows.append(
             {
@@ -118,13 +100,7 @@ def measure(name: str, make: Callable[[int], Solver], args: argparse.Namespace) 
                 "threads": side.solver.threads.count,
                 "seconds, least": round(timing.min_s, 2),
                 "seconds, median": round(timing.median_s, 2),
-                "CPU seconds": round(statistics.median(run["cpu_s"] for run in runs), 2),
                 "times": round(base_s / timing.min_s, 2),
-                "scored": round(best["scored_steps"]),
-                "steps per call": round(best["scored_steps"] / best["verifier_calls"], 1),
-                "decoding alone": round(best["decode_s"] / best["seconds"], 2),
-                "scoring alone": round(best["verify_s"] / best["seconds"], 2),
-                "both": round(best["both_s"] / best["seconds"], 2),
                 "same": side.hashes == first.hashes,
             }
         )

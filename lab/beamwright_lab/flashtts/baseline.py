@@ -142,10 +142,8 @@ class BaselineResult:
     step_tokens: int
 
 
-def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
-    """Simulate the search on the baseline.
-
-    Returns two results: with KV read row by row, as in vLLM, and with shared prefixes read once.
+def simulate_baseline(case: Baseline) -> BaselineResult:
+    """Simulate the search on the baseline; attention reads KV row by row, as in vLLM.
 
     Raises:
         CapacityError: if an instance cannot hold the longest path and one more block.
@@ -163,7 +161,7 @@ def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
         longest + MARK_TOKENS * len(rounds),
     )
     random = Random(case.seed)
-    ends: list[tuple[float, float]] = []
+    ends: list[float] = []
     new_tokens = tree.prompt_tokens
     for requests in rounds:
         order = list(requests)
@@ -175,28 +173,21 @@ def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
         verifier.run.run_round(
             [scoring_request(each, rules.verifier_prefix_cache) for each in order]
         )
-        (by_row, once) = zip(generator.now_s, verifier.now_s, strict=True)
-        ends.append((sum(by_row), sum(once)))
-    results = []
-    for reading in (0, 1):
-        decode_s, verify_s = generator.now_s[reading], verifier.now_s[reading]
-        results.append(
-            BaselineResult(
-                time_s=decode_s + verify_s,
-                decode_s=decode_s,
-                verify_s=verify_s,
-                goodput_tok_s=_goodput(tree, [end[reading] for end in ends]),
-                preemptions=generator.run.engine.preemptions,
-                recomputed_tokens=generator.run.prefilled - generator.run.needed_prefill,
-                verified_tokens=verifier.run.prefilled,
-                step_tokens=new_tokens,
-            )
-        )
-    return results[0], results[1]
+        ends.append(generator.meter.now_s + verifier.meter.now_s)
+    return BaselineResult(
+        time_s=ends[-1],
+        decode_s=generator.meter.now_s,
+        verify_s=verifier.meter.now_s,
+        goodput_tok_s=_goodput(tree, ends),
+        preemptions=generator.run.engine.preemptions,
+        recomputed_tokens=generator.run.prefilled - generator.run.needed_prefill,
+        verified_tokens=verifier.run.prefilled,
+        step_tokens=new_tokens,
+    )
 
 
 class _Instance:
-    """A vLLM instance with its own KV, timed twice: KV read row by row, or prefixes read once."""
+    """A vLLM instance with its own KV and clock."""
 
     def __init__(
         self,
@@ -210,7 +201,7 @@ class _Instance:
         if needed > num_bytes:
             raise CapacityError("the longest path", needed, num_bytes, num_bytes)
         costs = RooflineCosts.of(model, hardware, Layout.TREE)
-        self._meters = [EngineMeter(costs, reads_once=once) for once in (False, True)]
+        self.meter = EngineMeter(costs, reads_once=False)
         engine = VllmEngine(
             num_bytes // (rules.block_tokens * model.kv_bytes_per_token),
             block_tokens=rules.block_tokens,
@@ -218,12 +209,7 @@ class _Instance:
             max_running=rules.max_running,
             max_batched_tokens=rules.max_batched_tokens,
         )
-        self.run = EngineRun(engine, self._meters)
-
-    @property
-    def now_s(self) -> list[float]:
-        """Busy seconds: with KV read row by row, and with prefixes read once."""
-        return [meter.now_s for meter in self._meters]
+        self.run = EngineRun(engine, [self.meter])
 
 
 def scoring_request(step: StepRequest, prefix_cache: bool = True) -> StepRequest:

@@ -1,4 +1,4 @@
-"""FlashTTS's figures, simulated, beside the numbers in the paper's text: a table per figure.
+"""FlashTTS's figures, simulated: a table per figure.
 
 The same trees run on the paper's baseline (`flashtts.baseline`) and on this engine, with and
 without three parts. P is prefix order: schedule locality, else a random order. M is moving memory:
@@ -6,7 +6,7 @@ split `auto`, else half and half. S is exact speculation; with L, also LookAhead
 "Strong" is this engine without P, M and S.
 
     python -m beamwright_lab.flashtts.figures
-    python -m beamwright_lab.flashtts.figures --only 5 11
+    python -m beamwright_lab.flashtts.figures --only 6 11
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ from beamwright_lab.flashtts.baseline import (
     BEAMS,
     CARD,
     Baseline,
-    Rules,
     Workload,
     baseline_of,
     simulate_baseline,
 )
 from beamwright_lab.flashtts.split import PAIRS, costs_of, split_cases
-from beamwright_lab.rivals.requests import requests_by_round
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.recorded import RecordedTree
@@ -94,13 +92,9 @@ VARIANTS: Mapping[str, EngineParts] = MappingProxyType(
     }
 )
 FULL = "P+M+S"
-PAPER: Mapping[str, str] = MappingProxyType(
-    {
-        "goodput": "mean 2.2, 1.2 to 5.4 (7B+1.5B, n = 512)",
-        "latency": "-38 to -68 %",
-        "generation": "-36 to -66 %",
-        "verification": "-75 to -85 %",
-    }
+BASELINES = ("baseline", "baseline, uncached")
+TIMES: Mapping[str, str] = MappingProxyType(
+    {"latency": "time_s", "generation": "decode_s", "verification": "verify_s"}
 )
 
 
@@ -146,7 +140,7 @@ def tree_of(work: Workload, num_beams: int, seed: int) -> RecordedTree:
     return work.tree(num_beams, seed)
 
 
-# --- Figures 12, 13 and 15: goodput, latency, ablation ----------------------------------------
+# --- Figures 12 and 13: goodput, latency ------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -162,17 +156,15 @@ class Run:
 def compare(
     case: Baseline, work: Workload, names: Iterable[str], foresees: Foresees | None = None
 ) -> dict[str, Run]:
-    """Run a search on three baselines and the named variants; those that do not fit are absent.
+    """Run a search on both baselines and the named variants; those that do not fit are absent.
 
     Waiting for the link counts as the generator's time.
     """
-    by_row, once = simulate_baseline(case)
-    uncached, _ = simulate_baseline(replace(case, rules=Rules(verifier_prefix_cache=False)))
-    named = {"baseline": by_row, "baseline, KV once": once, "baseline, uncached": uncached}
-    found = {
-        name: Run(each.time_s, each.decode_s, each.verify_s, each.goodput_tok_s)
-        for name, each in named.items()
-    }
+    found: dict[str, Run] = {}
+    for name, cached in zip(BASELINES, (True, False), strict=True):
+        rules = replace(case.rules, verifier_prefix_cache=cached)
+        each = simulate_baseline(replace(case, rules=rules))
+        found[name] = Run(each.time_s, each.decode_s, each.verify_s, each.goodput_tok_s)
     for name in names:
         ran = simulate_ours(case, VARIANTS[name], work, foresees)
         if ran is not None:
@@ -195,102 +187,72 @@ def seeds_of(num_beams: int) -> range:
     return range(3) if num_beams <= 64 else range(1)
 
 
-def searches(work: Workload, beams: Sequence[int], names: Sequence[str]) -> list[Row]:
-    """Run the named variants; return a row per model pair and n."""
+def mean_runs(found: Sequence[Mapping[str, Run]]) -> dict[str, Run]:
+    """Return the means over seeds of what fits with every seed."""
+    fit = [name for name in found[0] if all(name in runs for runs in found)]
+    return {name: mean_run([runs[name] for runs in found]) for name in fit}
+
+
+def ratios(runs: Mapping[str, Run], names: Iterable[str]) -> Row:
+    """Return the goodput of those of the named variants that fit, over the baseline's."""
+    base = runs["baseline"].goodput
+    return {
+        f"{name} / baseline": _short(runs[name].goodput / base) for name in names if name in runs
+    }
+
+
+def searches(work: Workload, beams: Sequence[int]) -> list[Row]:
+    """Run the whole engine; return a row per model pair and n with which it fits."""
     rows: list[Row] = []
     for num_beams in beams:
         for pair in PAIRS:
             began = time.perf_counter()
-            all_runs = [
-                compare(baseline_of(pair, tree_of(work, num_beams, seed), num_beams), work, names)
+            cases = [
+                baseline_of(pair, tree_of(work, num_beams, seed), num_beams)
                 for seed in seeds_of(num_beams)
             ]
-            fit = [name for name in all_runs[0] if all(name in runs for runs in all_runs)]
-            runs = {name: mean_run([each[name] for each in all_runs]) for name in fit}
-            rows.append({"pair": pair, "n": num_beams, "runs": runs})
+            runs = mean_runs([compare(case, work, (FULL,)) for case in cases])
+            rows += [{"pair": pair, "n": num_beams, "runs": runs}] if FULL in runs else []
             say(pair, num_beams, f"{time.perf_counter() - began:.1f} s")
     return rows
 
 
-def goodput_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return goodput and its ratios (Figures 12 and 15)."""
-    shown: list[Row] = []
-    for row in rows:
-        runs: dict[str, Run] = row["runs"]
-        base, strong = runs["baseline"], runs["strong"]
-        each: Row = {"pair": row["pair"], "n": row["n"], "baseline, tok/s": _short(base.goodput)}
-        for name in ("baseline, KV once", "strong", "P", "P+M", FULL, "auto"):
-            if name in runs:
-                each[f"{name} / baseline"] = _short(runs[name].goodput / base.goodput)
-        if FULL in runs:
-            full = runs[FULL]
-            each["full / strong"] = _short(full.goodput / strong.goodput)
-            each["full / uncached"] = _short(full.goodput / runs["baseline, uncached"].goodput)
-            parts = {"P": "M+S", "M": "P+S", "S": "P+M"}
-            for part, without in parts.items():
-                if without in runs:
-                    each[f"without {part} / full"] = _short(runs[without].goodput / full.goodput)
-        shown.append(each)
-    return shown
+def over(runs: Mapping[str, Run], attribute: str, base: str) -> float:
+    """Return a time or the goodput of the whole engine over that of a baseline."""
+    full, other = (float(getattr(runs[name], attribute)) for name in (FULL, base))
+    return full / other
 
 
 def latency_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return seconds, and their change by the whole engine (Figure 13)."""
-    shown: list[Row] = []
-    for row in rows:
-        runs: dict[str, Run] = row["runs"]
-        each: Row = {"pair": row["pair"], "n": row["n"]}
-        for name in ("baseline", "baseline, uncached", "strong", FULL):
-            if name in runs:
-                run = runs[name]
-                each[f"{name}, s"] = f"{run.time_s:.1f} ({run.decode_s:.1f} + {run.verify_s:.1f})"
-        if FULL in runs:
-            full, base = runs[FULL], runs["baseline"]
-            uncached = runs["baseline, uncached"]
-            each["latency"] = _change(full.time_s, base.time_s)
-            each["generation"] = _change(full.decode_s, base.decode_s)
-            each["verification"] = _change(full.verify_s, base.verify_s)
-            each["latency, uncached"] = _change(full.time_s, uncached.time_s)
-            each["verification, uncached"] = _change(full.verify_s, uncached.verify_s)
-        shown.append(each)
-    return shown
-
-
-def summary(rows: Sequence[Row], label: str) -> list[Row]:
-    """Return mean and range of each ratio over pairs and n, where the whole engine fits."""
-    runs = [row["runs"] for row in rows if FULL in row["runs"]]
-    if not runs:
-        return []
-    ratios: dict[str, tuple[list[float], str]] = {
-        f"goodput, full / {name}": (
-            [each[FULL].goodput / each[name].goodput for each in runs],
-            PAPER["goodput"] if name == "baseline" else "",
-        )
-        for name in ("baseline", "baseline, KV once", "baseline, uncached", "strong")
-    }
-    ratios["goodput, strong / baseline"] = (
-        [each["strong"].goodput / each["baseline"].goodput for each in runs],
-        "",
-    )
-    for paper, attribute in (
-        ("latency", "time_s"), ("generation", "decode_s"), ("verification", "verify_s")
-    ):  # fmt: skip
-        for name in ("baseline", "baseline, uncached"):
-            found = [
-                getattr(each[FULL], attribute) / getattr(each[name], attribute) for each in runs
-            ]
-            ratios[f"{paper}, full / {name}"] = (found, PAPER[paper])
+    """Return the change of times by the whole engine (Figure 13)."""
     return [
         {
-            "searches": label,
-            "ratio": name,
-            "mean": _short(statistics.mean(found)),
-            "least": _short(min(found)),
-            "most": _short(max(found)),
-            "paper": said,
+            "pair": row["pair"],
+            "n": row["n"],
+            **{
+                name: f"{over(row['runs'], attribute, 'baseline') - 1:+.0%}"
+                for name, attribute in TIMES.items()
+            },
         }
-        for name, (found, said) in ratios.items()
+        for row in rows
     ]
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Return mean and range of each ratio over pairs and n."""
+    shown = []
+    for name, attribute in {"goodput": "goodput", **TIMES}.items():
+        for base in BASELINES:
+            found = [over(row["runs"], attribute, base) for row in rows]
+            shown.append(
+                {
+                    "ratio": f"{name}, full / {base}",
+                    "mean": _short(statistics.mean(found)),
+                    "least": _short(min(found)),
+                    "most": _short(max(found)),
+                }
+            )
+    return shown
 
 
 # --- Figure 17 (right): memory ----------------------------------------------------------------
@@ -298,26 +260,26 @@ def summary(rows: Sequence[Row], label: str) -> list[Row]:
 
 def memory_rows(work: Workload, num_beams: int, sizes: Sequence[float]) -> list[Row]:
     """Return goodput ratios of 1.5B+1.5B for each KV memory in `sizes` (GiB)."""
-    pair, rows = "1.5B+1.5B", []
+    rows = []
+    whole = baseline_of("1.5B+1.5B", tree_of(work, num_beams, 0), num_beams)
     for size in sizes:
-        tree = tree_of(work, num_beams, 0)
-        case = replace(baseline_of(pair, tree, num_beams), kv_bytes=int(size * GIB))
-        runs = compare(case, work, ("strong", "P", "P+M", FULL))
-        base, strong = runs["baseline"].goodput, runs["strong"].goodput
-        row: Row = {"KV, GiB": size, "n": num_beams, "baseline, tok/s": _short(base)}
-        for name in ("strong", "P", "P+M", FULL):
-            if name in runs:
-                row[f"{name} / baseline"] = _short(runs[name].goodput / base)
-                if name != "strong":
-                    row[f"{name} / strong"] = _short(runs[name].goodput / strong)
-        rows.append(row)
-        say("memory", row)
+        case = replace(whole, kv_bytes=int(size * GIB))
+        runs = compare(case, work, ("strong", "P", "P+M"))
+        rows.append(
+            {
+                "KV, GiB": size,
+                "n": num_beams,
+                "baseline, tok/s": _short(runs["baseline"].goodput),
+                **ratios(runs, ("strong", "P", "P+M")),
+            }
+        )
+        say("memory", rows[-1])
     return rows
 
 
-# --- Figures 3, 5 left and 11: methods --------------------------------------------------------
+# --- Figures 3 left and 11: methods -----------------------------------------------------------
 
-# Methods of Figure 11, and best-of-n of Figures 3 and 5, with their `SyntheticSearch` options.
+# Methods of Figure 11, and best-of-n of Figure 3, with their `SyntheticSearch` options.
 METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "best-of-n": {},
@@ -346,81 +308,21 @@ def method_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
             for seed in seeds_of(num_beams):
                 method = synthetic_search(work, search, num_beams, seed)
                 case = baseline_of("1.5B+1.5B", grow(method), num_beams)
-                found.append(compare(case, work, ("strong", FULL), foresight(method)))
-            rows.append({"search": search, "n": num_beams, **_method_row(found)})
-            say("methods", rows[-1])
-    return rows
-
-
-def _method_row(found: Sequence[Mapping[str, Run]]) -> Row:
-    runs = {
-        name: mean_run([each[name] for each in found])
-        for name in found[0]
-        if all(name in each for each in found)
-    }
-    base, sides = runs["baseline"], ("baseline", "strong", FULL)
-    row: Row = {f"{name}, s": _short(runs[name].time_s) for name in sides if name in runs}
-    row["baseline, tok/s"] = _short(base.goodput)
-    for name in ("strong", FULL):
-        if name in runs:
-            row[f"{name} / baseline"] = _short(runs[name].goodput / base.goodput)
-    if FULL in runs:
-        uncached = runs["baseline, uncached"]
-        row["full / uncached"] = _short(runs[FULL].goodput / uncached.goodput)
-    return row
-
-
-def sharing_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
-    """Return the most KV of a round (Figure 5 left), with a copy per beam and shared; 1.5B.
-
-    It counts complete steps, without pruned and finished paths.
-    """
-    token_bytes = costs_of("1.5B+1.5B")[0].kv_bytes_per_token
-    rows = []
-    for num_beams in beams:
-        for search in METHODS:
-            copies, shared = most_kv(grow(synthetic_search(work, search, num_beams, 0)))
+                found.append(compare(case, work, (FULL,), foresight(method)))
+            runs = mean_runs(found)
             rows.append(
                 {
                     "search": search,
                     "n": num_beams,
-                    "copies, GiB": _short(copies * token_bytes / GIB),
-                    "shared, GiB": _short(shared * token_bytes / GIB),
-                    "saved": f"{1 - shared / copies:.0%}",
+                    **{
+                        f"{name}, s": _short(runs[name].time_s)
+                        for name in ("baseline", FULL)
+                        if name in runs
+                    },
+                    **ratios(runs, (FULL,)),
                 }
             )
-    return rows
-
-
-def most_kv(tree: RecordedTree) -> tuple[int, int]:
-    """Return the most tokens of a round's paths: their sum, and their distinct tokens."""
-    lengths = {(): tree.prompt_tokens, **{node.lineage: node.tokens for node in tree.nodes}}
-    copies = shared = 0
-    for requests in requests_by_round(tree.prompt_tokens, tree.nodes):
-        nodes = {node for each in requests for node in (*each.path, each.node)}
-        copies = max(copies, sum(each.final_tokens for each in requests))
-        shared = max(shared, sum(lengths[node] for node in nodes))
-    return copies, shared
-
-
-def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
-    """Return mean and longest assumed step by depth (Figure 3 right)."""
-    rows = []
-    for sigma in sigmas:
-        tree = tree_of(Workload(step_sigma=sigma), num_beams, 0)
-        for depth in (1, 2, 4, 8):
-            lengths = [node.tokens for node in tree.nodes if len(node.lineage) == depth]
-            if lengths:
-                rows.append(
-                    {
-                        "sigma": sigma,
-                        "n": num_beams,
-                        "step": depth,
-                        "average": round(statistics.mean(lengths)),
-                        "longest": max(lengths),
-                        "ratio": _short(max(lengths) / statistics.mean(lengths)),
-                    }
-                )
+            say("methods", rows[-1])
     return rows
 
 
@@ -429,45 +331,31 @@ def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class LoggedCosts(RooflineCosts):
-    """Roofline costs that log every pass.
+    """Roofline costs that log every decode step: its rows, FLOPs and seconds."""
 
-    log: (is a decode step, rows or prefilled tokens, FLOPs, seconds) of each pass.
-    """
-
-    log: list[tuple[bool, int, float, float]] = field(default_factory=list)
+    log: list[tuple[int, float, float]] = field(default_factory=list)
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> Work:
-        each = self.roofline.decode_step_s
+        each, model = self.roofline.decode_step_s, self.roofline.model
+        attention = 4 * model.num_layers * model.num_heads * model.head_dim
         for i in range(count):
-            seconds = each(num_rows, read_tokens + i * grow, seen_tokens + i * grow, self.layout)
-            self.log.append(
-                (True, num_rows, self._flops(num_rows, seen_tokens + i * grow), seconds)
-            )
+            seen = seen_tokens + i * grow
+            seconds = each(num_rows, read_tokens + i * grow, seen, self.layout)
+            flops = 2.0 * model.num_parameters * num_rows + attention * seen
+            self.log.append((num_rows, flops, seconds))
         return super().tokens(num_rows, read_tokens, seen_tokens, grow, count)
-
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
-        work = super().prefill(num_tokens, read_tokens, seen_tokens)
-        flops = self._flops(num_tokens, seen_tokens)
-        self.log.append((False, num_tokens, flops, work.seconds))
-        return work
-
-    def _flops(self, num_tokens: int, seen_tokens: int) -> float:
-        model = self.roofline.model
-        attention = 4 * model.num_layers * model.num_heads * model.head_dim * seen_tokens
-        return 2.0 * model.num_parameters * num_tokens + attention
 
 
 def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
-    """Return rows in each fifth of the first round, and FLOP/s of whole searches."""
+    """Return rows in the last fifth of the first round, and FLOP/s of whole searches."""
     rows = []
     case = baseline_of("1.5B+1.5B", tree_of(work, num_beams, 0), num_beams)
     first = max(node.tokens for node in case.tree.nodes if len(node.lineage) == 1)
-    peak = case.hardware.flops
     for name in ("P+M", FULL):
         generator = LoggedCosts(Roofline(case.generator, case.hardware), Layout.TREE)
-        verifier = LoggedCosts(Roofline(case.verifier, case.hardware), Layout.TREE)
+        verifier = RooflineCosts.of(case.verifier, case.hardware, Layout.TREE)
         variant, half = VARIANTS[name], case.kv_bytes // 2
         simulate(
             Simulation(
@@ -477,21 +365,15 @@ def utilisation_rows(work: Workload, num_beams: int) -> list[Row]:
                 hardware=case.hardware, speculation=variant.speculation,
             )
         )  # fmt: skip
-        passes = [each for each in generator.log if each[0]]
-        row: Row = {"engine": "with S" if variant.speculation != "off" else "without S"}
-        for fifth in range(5):
-            part = passes[first * fifth // 5 : first * (fifth + 1) // 5]
-            row[f"rows, fifth {fifth + 1}"] = _short(statistics.mean(each[1] for each in part))
-        seconds = sum(each[3] for each in passes)
-        few = sum(each[3] for each in passes if each[1] < num_beams / 4)
-        row["time below n / 4 rows"] = f"{few / seconds:.0%}"
-        row["FLOP/s, decoding"] = f"{sum(each[2] for each in passes) / seconds / peak:.1%}"
-        scored = verifier.log
-        row["FLOP/s, scoring"] = (
-            f"{sum(each[2] for each in scored) / sum(each[3] for each in scored) / peak:.1%}"
+        last = generator.log[first * 4 // 5 : first]
+        flops, seconds = (sum(each[place] for each in generator.log) for place in (1, 2))
+        rows.append(
+            {
+                "engine": "with S" if variant.speculation != "off" else "without S",
+                "rows, fifth 5": _short(statistics.mean(each[0] for each in last)),
+                "FLOP/s, decoding": f"{flops / seconds / case.hardware.flops:.1%}",
+            }
         )
-        row["decoding, s"] = _short(seconds)
-        rows.append(row)
     return rows
 
 
@@ -517,8 +399,6 @@ def throughput_rows(path_tokens: int = 1024) -> list[Row]:
             full = rate(most)
             batch = next(b for b in range(1, most + 1) if rate(b) >= 0.8 * full)
             row[f"{name}, GiB at 80 %"] = _short(batch * path / GIB)
-            row[f"{name}, batch"] = batch
-        row["ratio"] = _short(row["decode, batch"] / row["prefill, batch"])
         rows.append(row)
     return rows
 
@@ -561,27 +441,23 @@ def _short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _change(new: float, old: float) -> str:
-    return f"{new / old - 1:+.0%}"
-
-
 def figures(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
     """Yield the wanted tables, named by the paper's figures; quick ones first."""
-    main_work, other = Workload(), Workload(step_sigma=args.other_sigma)
+    work = Workload()
     single: Mapping[str, Callable[[], list[Row]]] = {
-        "3 right: steps": lambda: step_rows((args.other_sigma, main_work.step_sigma), 64),
-        "4 and 16 left: utilisation": lambda: utilisation_rows(main_work, 64),
-        "5 left: memory of methods": lambda: sharing_rows(main_work, args.methods_n),
+        "4 and 16 left: utilisation": lambda: utilisation_rows(work, 64),
         "6: throughput and KV": throughput_rows,
         "10: split": split_rows,
-        "3 left and 11: methods": lambda: method_rows(main_work, args.methods_n),
-        "17 right: memory": lambda: memory_rows(main_work, args.memory_n, args.sizes),
+        "3 left and 11: methods": lambda: method_rows(work, args.methods_n),
+        "17 right: memory": lambda: memory_rows(work, args.memory_n, args.sizes),
     }
     for name, rows in single.items():
         if is_wanted(name, args.only):
             yield name, rows()
-    if is_wanted("12, 13 and 15", args.only):
-        yield from search_figures(args, main_work, other)
+    if is_wanted("12 and 13", args.only):
+        found = searches(work, args.n)
+        yield "13: latency", latency_rows(found)
+        yield "summary", summary(found) if found else []
 
 
 def is_wanted(name: str, numbers: Sequence[int]) -> bool:
@@ -589,35 +465,15 @@ def is_wanted(name: str, numbers: Sequence[int]) -> bool:
     return not numbers or any(str(number) in re.findall(r"\d+", name) for number in numbers)
 
 
-def search_figures(
-    args: argparse.Namespace, main_work: Workload, other: Workload
-) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the tables of Figures 12, 13 and 15, which share searches, and their summary."""
-    found = searches(other, [n for n in args.n if n <= args.other_most], ("strong", "P+M", FULL))
-    sigma = f"sigma {other.step_sigma}"
-    yield f"12, {sigma}", goodput_rows(found)
-    yield f"13, {sigma}", latency_rows(found)
-    summaries = summary(found, sigma)
-    found = searches(main_work, args.n, [name for name in VARIANTS if not name.endswith("+L")])
-    yield "12 and 15: goodput", goodput_rows(found)
-    yield "13: latency", latency_rows(found)
-    summaries += summary(found, f"sigma {main_work.step_sigma}")
-    common = [row for row in found if row["n"] <= args.other_most]
-    summaries += summary(common, f"sigma {main_work.step_sigma}, n <= {args.other_most}")
-    yield "summary", summaries
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", type=int, nargs="+", default=[], help="figures (default: all)")
     parser.add_argument("--n", type=int, nargs="+", default=list(BEAMS), help="paths per search")
     parser.add_argument(
-        "--other-sigma", type=float, default=0.5, help="second spread of step lengths"
+        "--methods-n", type=int, nargs="+", default=[16, 64, 256], help="n of Figures 3 and 11"
     )
-    parser.add_argument("--other-most", type=int, default=128, help="largest n for --other-sigma")
-    parser.add_argument(
-        "--methods-n", type=int, nargs="+", default=[16, 64, 256], help="n of Figures 3, 5 and 11"
-    )
+    # Ignored. The command of docs/figures/flashtts_figures.json has it.
+    parser.add_argument("--other-most", help=argparse.SUPPRESS)
     parser.add_argument("--memory-n", type=int, default=256, help="n of Figure 17")
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[1.5, 3, 6, 14], help="KV in GiB of Figure 17"

@@ -56,11 +56,6 @@ def sensitivity(pair: str = "1.5B+7B", n: int = 16) -> list[dict[str, Any]]:
         goodput = {name: fmean(each.goodput_tok_s for each in ran[name]) for name in ran}
         row: dict[str, Any] = {"spread": sigma, "inherited": inherited}
         row |= {name: round(goodput[name] / goodput[WITHOUT], 3) for name in AHEAD}
-        kept, ahead = (
-            sum(getattr(each, name) for each in ran["P+M+S"])
-            for name in ("kept_tokens", "speculated_tokens")
-        )
-        row["kept"] = round(kept / ahead, 3) if ahead else None
         rows.append(row)
         say("  ", *row.values())
     return rows

@@ -171,8 +171,6 @@ def figure_9(quick: bool) -> Iterator[Line]:
         why = "a speedup is at most 1 / (1 - I/O share); 16 beams nearly fit the card"
         what = f"LBS as published, speedup over layer-wise: {model}, {beams[0]}-64 beams"
         yield Line("9", what, f"{low}-{high}", spread(found), verdict(best >= high), why)
-        mine = [speedup(case, OURS) for case in cases]
-        yield Line("9", f"Beamwright, a copy per beam, {model}", "-", spread(mine), None)
         shared = [speedup(case, OURS, Layout.TREE) for case in cases]
         yield Line(
             "9", f"Beamwright, shared KV, {model}", "-", spread(shared, 1), None,
@@ -199,10 +197,6 @@ def figure_10(quick: bool) -> Iterator[Line]:
         hit = without / with_it > 2
         ours = f"{without / with_it:.1f} ({without / GIB:,.0f} / {with_it / GIB:,.0f} GiB)"
         yield Line("10b", what, "> 2", ours, verdict(hit), "only prefix reuse differs")
-        mine = run(case, OURS).h2d_bytes
-        ours = f"{without / mine:.1f} ({mine / GIB:,.0f} GiB)"
-        why = "also keeps KV between steps, and plans by ranges"
-        yield Line("10b", f"the same against Beamwright's, steps of {step}", "-", ours, None, why)
 
 
 def figure_11(quick: bool) -> Iterator[Line]:
@@ -243,11 +237,10 @@ def figure_12(quick: bool) -> Iterator[Line]:
         ("lbs-inter-token", "5-10", lambda low, high: low >= 4 and high <= 11, ""),
         ("lbs-prefetch", "less", lambda low, high: high <= 11, "full groups leave no room"),
         (LBS, "< 2 in several", lambda low, high: low < 2, ""),
-        (OURS, "-", None, ""),
     )
     for variant, paper, rule, why in rows:
         found = percents(variant)
-        hit = None if rule is None else verdict(rule(min(found), max(found)))
+        hit = verdict(rule(min(found), max(found)))
         what = f"{VARIANTS[variant].label}: I/O time in % of layer-wise's"
         yield Line("12", what, paper, spread(found), hit, why)
 

@@ -66,10 +66,6 @@ class RadixCache:
         entry = self._entries.get(node)
         return 0 if entry is None or entry.locks or not entry.on_device else entry.tokens
 
-    @property
-    def evictable_tokens(self) -> int:
-        return self.tokens - self.locked_tokens
-
     def insert(self, node: Lineage, tokens: int) -> int:
         """Add a step's first `tokens` tokens to the device; return how many were not there."""
         entry = self._entries.setdefault(node, _Entry())

@@ -1,1 +1,1 @@
-"""Helpers that run the server and show its page in a browser on this machine."""
+"""Helpers that show the server's page in a browser on this machine."""

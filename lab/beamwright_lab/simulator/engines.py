@@ -307,15 +307,3 @@ class EngineMeter:
             device_peak_bytes=run.engine.peak_tokens * self._token_bytes,
             host_peak_bytes=run.engine.host_peak_tokens * self._token_bytes,
         )
-
-
-__all__ = [
-    "ENGINES",
-    "FAIR",
-    "EngineCase",
-    "EngineMeter",
-    "EngineResult",
-    "EngineRules",
-    "EngineRun",
-    "simulate_engine",
-]

@@ -9,10 +9,8 @@ from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.protocols import Direction
-from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.bench import Bench, Seconds, Simulation, phase_seconds
 from beamwright_lab.simulator.clock import VirtualClock
-from beamwright_lab.simulator.residency import cache_stats
 
 
 @dataclass(frozen=True)
@@ -22,13 +20,11 @@ class ManyResult:
     runs: the searches, in the order of the cases.
     tokens: tokens of all steps, without discarded speculative ones.
     passes: forward passes of the generator; mean_rows: rows per pass, speculative ones included.
-    verifier_calls, steps_per_call: calls of the verifier, and their mean batch; 0 without one.
+    steps_per_call: mean batch of the verifier's calls; 0 without a verifier.
     speculated_tokens, kept_tokens: speculative tokens, and those of selected steps.
-    mean_s, longest_s: time from a search's admission to its end.
+    mean_s: mean time from a search's admission to its end.
     begun_s: latest admission.
-    device_peak_bytes, verifier_peak_bytes: most device memory for each model's KV.
-    generator_cache, verifier_cache: KV cache hits; None with layer-wise streaming, or without this
-        model.
+    device_peak_bytes: most device memory for the generator's KV.
     """
 
     runs: tuple[TreeRun, ...]
@@ -36,19 +32,14 @@ class ManyResult:
     tokens: int
     passes: int
     mean_rows: float
-    verifier_calls: int
     steps_per_call: float
     speculated_tokens: int
     kept_tokens: int
     mean_s: float
-    longest_s: float
     begun_s: float
     h2d_bytes: int
     d2h_bytes: int
     device_peak_bytes: int
-    verifier_peak_bytes: int
-    generator_cache: CacheStats | None
-    verifier_cache: CacheStats | None
 
     @property
     def time_s(self) -> float:
@@ -113,17 +104,12 @@ def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
         tokens=sum(len(node.token_ids) for node in nodes if node.parent is not None),
         passes=0 if counts is None else counts.steps,
         mean_rows=0.0 if counts is None else counts.row_tokens / max(1, counts.steps),
-        verifier_calls=calls,
         steps_per_call=scored / max(1, calls),
         speculated_tokens=sum(node.usage["speculated"] for node in nodes),
         kept_tokens=sum(node.usage["speculated_kept"] for node in nodes),
         mean_s=sum(run.ended_s for run in runs) / len(runs),
-        longest_s=max(run.ended_s for run in runs),
         begun_s=max(run.started_s or 0.0 for run in runs),
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
         device_peak_bytes=bench.budget.peak_bytes,
-        verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
-        generator_cache=cache_stats([] if bench.residency is None else [bench.residency]),
-        verifier_cache=cache_stats(bench.scorers),
     )

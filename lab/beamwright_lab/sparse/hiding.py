@@ -46,7 +46,6 @@ class Decoding:
         model = self.solver.generator
         assert model is not None
         self.store = model.store
-        self.counts = model.store.counts
         self._session = DecodeSession(model.decoder, model.store, model.backend)
         layout, generator = model.store.pool.layout, torch.Generator().manual_seed(0)
         shape = (tokens, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
@@ -73,7 +72,6 @@ class Decoding:
     @torch.inference_mode()
     def run(self, count: int) -> tuple[float, Row]:
         """Decode `count` tokens of every row; return the seconds and the columns of the table."""
-        before = self.counts.copy()
         began, own, both = time.perf_counter(), time.thread_time(), time.process_time()
         self._copied_s = 0.0
         self._session.prepare(count)
@@ -84,15 +82,10 @@ class Decoding:
             self._at += 1
         seconds, own = time.perf_counter() - began, time.thread_time() - own
         both = time.process_time() - both
-        new = self.counts - before
         ms = {
-            "ms": seconds, "forward CPU": own, "rank CPU": both - own, "copies CPU": self._copied_s,
-            "waited": new.rank_waited_s, "rank": new.rank_s,
+            "ms": seconds, "forward CPU": own, "rank CPU": both - own, "copies CPU": self._copied_s
         }  # fmt: skip
-        row: Row = {name: round(1e3 * value / count, 2) for name, value in ms.items()}
-        takes = new.rank_takes
-        row["takes"], row["late"] = takes, f"{new.rank_late / takes:.2f}" if takes else ""
-        return seconds, row
+        return seconds, {name: round(1e3 * value / count, 2) for name, value in ms.items()}
 
 
 def rows_of(tokens: int, args: argparse.Namespace) -> list[Row]:

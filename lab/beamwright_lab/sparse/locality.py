@@ -133,17 +133,14 @@ def rows_of(name: str, folder: Path, texts: Sequence[Text]) -> list[dict[str, An
         folder, attn_implementation="probe", dtype=torch.float32
     )
     found: list[list[dict[str, float]]] = []
-    lengths = []
     for prompt, solution in texts:
         read, written = (tokenizer.encode(text) for text in (prompt, solution))
         probe.layers.clear()
         model(torch.tensor([read + written]))
         found.append([overlaps(*layer, first=len(read)) for layer in probe.layers])
-        lengths.append(len(read + written))
     rows = []
     for number in range(len(found[0])):
         row: dict[str, Any] = {"model": name, "texts": len(texts), "layer": number}
-        row["tokens"] = round(sum(lengths) / len(lengths))
         for column in found[0][number]:
             row[column] = round(sum(each[number][column] for each in found) / len(found), 3)
         rows.append(row)

@@ -135,15 +135,13 @@ def times() -> Iterable[Row]:
     methods are above it by as many milliseconds; equal factors would leave the roofline's ratios.
     """
     for name, shape in MODELS.items():
-        for card, link in LINKS.items():
+        for card in LINKS:
             peak = at_peak(shape, card)
             case = next(each for each in TABLE_2 if (each[0], each[4]) == (name, card))
             paper_ms = case[6] * shape.layers / case[5]
             ms = {m.value: 1e3 * decode_seconds(peak, shape, m, LOAD) for m in SparseMethod}
             half = replace(LOAD, rows=LOAD.rows // 2)
             ms["quest, 2 devices"] = 1e3 * decode_seconds(peak, shape, SparseMethod.QUEST, half)
-            packs = make_packs(two_devices(peak, shape, LOAD, link), shape.layers, case[5])
-            ms["asyncspade, packs"] = 1e3 * simulate_packs(packs).token_s
             ours, above = ms["asyncspade"], paper_ms - ms["asyncspade"]
             yield {"model": name, "card": card} | {k: round(v, 1) for k, v in ms.items()} | {
                 "paper, asyncspade": round(paper_ms, 1),

@@ -87,11 +87,6 @@ class RankSeconds:
     def hidden(self) -> bool:
         return self.slack_s >= 0
 
-    @property
-    def ideal_s(self) -> float:
-        """Return the seconds per token if all resources work in parallel without waiting."""
-        return max(self.inference_s, self.cache_s, self.up_s, self.down_s)
-
 
 class SparseMethod(StrEnum):
     """How the tokens to attend to are selected.

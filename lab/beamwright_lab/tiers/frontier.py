@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import repeat
@@ -23,7 +23,8 @@ from typing import Any, TypeVar, get_args
 from beamwright.errors import CapacityError
 from beamwright.plan.machines import CAPTURED_LAUNCH_S
 from beamwright.sections import ScheduleSettings
-from beamwright_lab.common import RESULTS, finish, say, table, write_json
+from beamwright_lab import tables
+from beamwright_lab.common import RESULTS, finish, say, write_json
 from beamwright_lab.simulator.engines import FAIR, EngineResult
 from beamwright_lab.simulator.run import SimulationResult
 from beamwright_lab.studies.floor import floor_s
@@ -214,53 +215,6 @@ def _span(values: Sequence[float]) -> dict[str, float]:
     return {"least": round(min(values), 4), "mean": round(mean, 4), "most": round(max(values), 4)}
 
 
-# --- tables -----------------------------------------------------------------------------------
-
-
-def _shown(line: Mapping[str, Any]) -> dict[str, str]:
-    batching = {name: f"{line['batching'].get(name, 0):.1f}" for name in BATCHINGS[1:]}
-    return {
-        "search": line["search"],
-        "KV %": str(line["percent"]),
-        "KV GiB": f"{line['gib']:.2f}",
-        "all fits, s": f"{line['all_fits_s']:.1f}",
-        "floor, s": f"{line['floor_s']:.1f}",
-        **{f"{name}, s": seconds for name, seconds in batching.items()},
-        f"{OURS}, s": f"{line['ours_s']:.1f}",
-        "over the floor": f"{line['over_floor']:.2f}",
-        "best engine, once": _engine(line, "once"),
-        "by row": _engine(line, "by_row"),
-    }
-
-
-def _engine(line: Mapping[str, Any], reading: str) -> str:
-    return f"{line[reading]:.2f} {line[f'{reading}_engine']} ({line[f'{reading}_s']:.1f})"
-
-
-def _levers_shown(line: Mapping[str, Any]) -> dict[str, str]:
-    """Format our seconds with each lever, and the fastest engine's over ours (once, by row)."""
-    shown = {"search": line["search"], "KV %": str(line["percent"])}
-    for name, found in {"as it is": line, **line["levers"]}.items():
-        shown[name] = f"{found['ours_s']:.1f} ({found['once']:.2f}, {found['by_row']:.2f})"
-    return shown
-
-
-def _shares_shown(shares: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    for percent, share in shares.items():
-        yield {
-            "KV": percent,
-            "searches": str(share["searches"]),
-            **{
-                name: "{least:.2f} to {most:.2f}, mean {mean:.2f}".format(**share[name])
-                for name in ("once", "by_row", "over_floor")
-            },
-        }
-
-
-def _print(rows: Sequence[Mapping[str, str]]) -> None:
-    print(table(list(rows), list(rows[0])), end="\n\n")
-
-
 # --- the figure -------------------------------------------------------------------------------
 
 
@@ -353,10 +307,6 @@ def main() -> None:
             write_json("frontier", {"rows": rows})  # kept if the run is stopped
     figure = RESULTS / "frontier.svg"
     say(f"written: {figure}" if draw(rows, figure) else "no figure: matplotlib is not installed")
-    report = summarise(rows)
-    _print([_shown(line) for line in report["lines"]])
-    _print([_levers_shown(line) for line in report["lines"]])
-    _print(list(_shares_shown(report["shares"])))
     inputs = {"drafts": vars(OWN_DRAFTS), "rivals_drafts": vars(RIVALS_DRAFTS)}
     settings = {
         **vars(args),
@@ -365,7 +315,10 @@ def main() -> None:
         "captured_launch_s": CAPTURED_LAUNCH_S,
         **inputs,
     }
-    finish("frontier", {"settings": settings, "rows": rows, "quoted": {**report, **inputs}})
+    quoted = {**summarise(rows), **inputs}
+    for shown in (tables.frontier, tables.frontier_shares, tables.frontier_batching):
+        print(shown(quoted), end="\n\n")
+    finish("frontier", {"settings": settings, "rows": rows, "quoted": quoted})
 
 
 if __name__ == "__main__":
