@@ -21,7 +21,9 @@ def tree(codec):
 @pytest.fixture
 def steps_of(codec):
     def make(step=DELIMITED, **sampling):
-        return RemoteStepWriter(Script(codec), DecodingSettings(SamplingSettings(**sampling), step, 7))
+        return RemoteStepWriter(
+            Script(codec), DecodingSettings(SamplingSettings(**sampling), step, 7)
+        )
 
     return make
 

@@ -67,8 +67,11 @@ class Method:
     how: How = "majority"
 
 
-def methods(verifier: str | None) -> Sequence[Method]:
-    """Return the methods beside the vote. verifier: None: none but the log-probability."""
+def methods(verifier: str | None, called: str) -> Sequence[Method]:
+    """Return the methods beside the vote.
+
+    verifier: None: only log-probabilities score. called: the verifier in the names of methods.
+    """
     logprob, n = {"verifier": "logprob"}, {"n": _N}
     beam = {"search": "beam", "width": 4, **_STEPS, **n}
     found = [
@@ -87,14 +90,14 @@ def methods(verifier: str | None) -> Sequence[Method]:
     if verifier is not None:
         by = {"verifier": verifier}
         found += [
-            Method("weighted vote, verifier", {**_SAMPLES, **by, **n}, "weighted"),
-            Method("best of n, verifier", {**_SAMPLES, **by, **n}, "best"),
-            Method("beam, verifier", {**beam, **by}, "best"),
-            Method("beam, verifier, then a vote", {**beam, **by}),
-            Method("synthesis from the verifier's best 4 of 16", {
+            Method(f"weighted vote, {called}", {**_SAMPLES, **by, **n}, "weighted"),
+            Method(f"best of n, {called}", {**_SAMPLES, **by, **n}, "best"),
+            Method(f"beam, {called}", {**beam, **by}, "best"),
+            Method(f"beam, {called}, then a vote", {**beam, **by}),
+            Method(f"synthesis from the {called}'s best 4 of 16", {
                 **_SYNTHESIS, **by, **n, "synthesis_size": 4
             }, "chosen"),
-            Method("aggregate, guided, 8 answers, 1 round", {
+            Method(f"aggregate, guided by the {called}, 8 answers, 1 round", {
                 **_AGGREGATE, **by, "n": 8, "aggregate_rounds": 1, "guide": True
             }, "weighted"),
         ]  # fmt: skip
@@ -263,9 +266,11 @@ def shown(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
 
 
 def _percent(estimate: Mapping[str, Any], *, signed: bool = False) -> str:
-    low, high = (100 * bound for bound in estimate["interval"])
     sign = "+" if signed else ""
-    return f"{100 * estimate['value']:{sign}.0f} ({low:{sign}.0f} to {high:{sign}.0f})"
+    value, low, high = (
+        f"{round(100 * each):{sign}d}" for each in (estimate["value"], *estimate["interval"])
+    )
+    return f"{value} ({low} to {high})"
 
 
 def _keep(records: list[Record], record: Record, *_: int) -> None:
@@ -336,7 +341,7 @@ def main() -> None:
     ]
     known: dict[str, Answered] = {}
     verifier = args.verifier or (args.heads and f"probe:{args.heads}/{{kind}}.head")
-    for method in methods(verifier):
+    for method in methods(verifier, "verifier" if args.verifier else "head"):
         key = str(method.settings)
         known[key] = known.get(key) or answered(method.settings)
         rows.append(row_of(method.name, known[key], known[key].right(method.how), vote))

@@ -183,7 +183,7 @@ class Recurrent:
         self.parts = {
             part.kind: (part.size, torch.float32 if part.wide else dtype) for part in parts
         }
-        self.step: Callable[[Tensor, StateCache], Tensor] = self.plain
+        self.step: Callable[[Tensor, StateCache], Tensor] = self.run_original
         self.in_place: Callable[[Tensor, StateCache], Tensor] | None = None
         self._states: Callable[[], RowStates | None] = lambda: None
 
