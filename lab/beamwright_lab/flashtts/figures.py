@@ -212,7 +212,8 @@ def searches(work: Workload, beams: Sequence[int]) -> list[Row]:
                 for seed in seeds_of(num_beams)
             ]
             runs = mean_runs([compare(case, work, (FULL,)) for case in cases])
-            rows += [{"pair": pair, "n": num_beams, "runs": runs}] if FULL in runs else []
+            if FULL in runs:
+                rows.append({"pair": pair, "n": num_beams, "runs": runs})
             say(pair, num_beams, f"{time.perf_counter() - began:.1f} s")
     return rows
 
