@@ -474,7 +474,6 @@ def main() -> None:
         "--methods-n", type=int, nargs="+", default=[16, 64, 256], help="n of Figures 3 and 11"
     )
     # Ignored. The command of docs/figures/flashtts_figures.json has it.
-    parser.add_argument("--other-most", help=argparse.SUPPRESS)
     parser.add_argument("--memory-n", type=int, default=256, help="n of Figure 17")
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[1.5, 3, 6, 14], help="KV in GiB of Figure 17"
