@@ -358,10 +358,7 @@ def _take_strategy(options: dict[str, Any]) -> Strategy | None:
 
 
 def _name_declared(table: Table[Any], option: str, part: Any, options: dict[str, Any]) -> bool:
-    """If `part` is declared in `table`, set its name and options in `options` and return True.
-
-    part: a declared function or class, or an instance of a declared class.
-    """
+    """If `part` is declared in `table`, set its name and options in `options` and return True."""
     for row in table.values():
         # A declared function or class, or an instance of a declared class.
         if row.make is part:
