@@ -18,7 +18,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 1000}
-    sizes["max_position_embeddings"] = 256
+    sizes["max_position_embeddings"] = 4096
     models._write_large(folder, sizes)
     return folder
 

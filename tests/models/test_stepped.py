@@ -36,7 +36,7 @@ def test_a_step_is_the_module_s_own(tmp_path, kernels, monkeypatch, kind):
     folder = str(write_hybrid(tmp_path, kind))
     decoder = load_model(folder, ModelSettings(model=folder, dtype="float32")).decoder
     assert decoder.recurrent
-    assert all((each.step == each.plain) == (kind == "jamba") for each in decoder.recurrent)
+    assert all((each.step == each.run_original) == (kind == "jamba") for each in decoder.recurrent)
     assert decoder.updates_states_in_place == (kind != "jamba")  # Mamba's first scan has no kernel
 
 

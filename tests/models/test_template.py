@@ -24,7 +24,7 @@ def codec(generator_folder):
 def test_a_template_that_does_not_end_is_stopped(codec, monkeypatch):
     monkeypatch.setattr(template, "RENDER_S", 0.3)
     with pytest.raises(InputError, match="chat template: rendering took more than"):
-        codec(CASES["endless"]).render_with_limits("1+1?")
+        codec(CASES["endless"]).encode_problem("1+1?")
 
 
 LARGE = [  # and what is said of them
@@ -52,7 +52,7 @@ def test_what_templates_do_is_let_through(text):
 @pytest.mark.parametrize("text", CASES["failing"])
 def test_a_template_that_fails_is_one_line(codec, text):
     with pytest.raises(InputError, match=r"chat template: ."):
-        codec(text).render_with_limits("1+1?")
+        codec(text).encode_problem("1+1?")
 
 
 def test_more_text_than_any_prompt_is_refused(monkeypatch):

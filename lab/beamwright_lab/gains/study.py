@@ -1,6 +1,6 @@
 """What search buys: accuracy of each method beside a vote at equal tokens and at equal seconds.
 
-    python -m beamwright_lab.gains.study --model FILE.gguf --heads FOLDER [--problems 40]
+    python -m beamwright_lab.gains.study [--model smollm2|gemma|FILE.gguf] [--heads FOLDER]
     python -m beamwright_lab.gains.study --model bundled --verifier bundled --kinds bundled
 
 The problems are those of `kinds`. A verifier's head scores problems of one kind and was trained on
@@ -33,6 +33,7 @@ from beamwright.sections import AnswerChoice
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.gains.kinds import BUNDLED, KINDS, Task, tasks_of
+from beamwright_lab.models.published_files import FILES
 
 WIDTHS = (1, 4, 8, 16, 32)  # numbers of samples whose seconds are measured
 _N = 16
@@ -313,7 +314,7 @@ def answer_all(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", default="smollm2", help="Also the name of a published file.")
     parser.add_argument("--heads", type=Path, help="Folder for trained heads; none without it.")
     parser.add_argument("--verifier", help="Instead of heads.")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, BUNDLED], default=list(KINDS))
@@ -321,15 +322,16 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--out", default="small", help="Ending of the result's name.")
     args = parser.parse_args()
+    model = str(FILES[args.model].path) if args.model in FILES else args.model
 
     def answered(settings: Mapping[str, Any]) -> Answered:
         return answer_all(
-            {"model": args.model, "system_prompt": "", **_SHARED, **settings},
+            {"model": model, "system_prompt": "", **_SHARED, **settings},
             args.kinds, args.problems,
         )  # fmt: skip
 
     if args.heads is not None:
-        train_heads(args.model, args.kinds, args.problems, args.heads)
+        train_heads(model, args.kinds, args.problems, args.heads)
     samples = {}
     for k in args.widths:
         samples[k] = answered({**_SAMPLES, "verifier": "logprob", "n": k})

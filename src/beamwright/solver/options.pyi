@@ -128,6 +128,8 @@ class RequestOptions(TypedDict, total=False):
     """aggregate: Generations of answers after the first one."""
     aggregate_prompt: str | None
     """aggregate: Prompt for a new answer, with {problem} and {solutions}."""
+    guide: bool | None
+    """aggregate: Draw answers by their scores, and reject new answers with lower scores (PRISM)."""
     stop: StopFunction | Sequence[StopFunction] | None
     """Of a tree whose round is scored: why it ends here, or None to go on; asked last."""
 
