@@ -93,7 +93,7 @@ def test_a_trainer_lowers_its_loss_on_the_json_lines(solved, tmp_path):
     """Ten steps of policy gradients on the bundled generator, read by `transformers`."""
     _, solution = solved
     file = tmp_path / "tree.jsonl"
-    rows = solution.export(file, reward=lambda node: float(node.answer == "60"))
+    rows = solution.export(str(file), reward=lambda node: float(node.answer == "60"))
     assert [json.loads(line) for line in file.read_text().splitlines()] == rows
     policy = AutoModelForCausalLM.from_pretrained(BUNDLED / "generator", dtype=torch.float32)
     optimiser = torch.optim.SGD(policy.parameters(), 0.02)

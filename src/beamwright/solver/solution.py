@@ -369,7 +369,7 @@ class Solution:
         return content
 
     def export(
-        self, file: Path | None = None, reward: Callable[[Node], float | None] | None = None
+        self, file: Path | str | None = None, reward: Callable[[Node], float | None] | None = None
     ) -> list[dict[str, Any]]:
         """Return the tree as training data, one row per decoded step, pruned steps included.
 
@@ -385,7 +385,7 @@ class Solution:
         temperature = self.settings.sampling.temperature
         rows = export_steps(self.tree, temperature, reward or (lambda node: node.score))
         if file is not None:
-            write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+            write_atomically(Path(file), "".join(json.dumps(row) + "\n" for row in rows))
         return rows
 
 
