@@ -57,6 +57,7 @@ class Counters:
 
     h2d_bytes: int = 0  # bytes from host to device over the link
     d2h_bytes: int = 0  # bytes from device to host over the link
+    weight_bytes: int = 0  # bytes of offloaded weights copied to the device
     moves: int = 0  # times that KV budget moved from one model to the other
     moved_bytes: int = 0  # bytes of budget that moved
 

@@ -322,6 +322,12 @@ class MemorySettings(Section):
         "Limit on KV in host memory (default: half of it; GPU: at most 16 GiB).",
         metavar="SIZE",
     )
+    weights_home: Literal["auto", "device", "host", "disk"] = option(
+        "auto",
+        "Where layers live whose weights do not fit in --memory: in host memory, on disk, or "
+        "nowhere (device). They are copied to the device for each pass. auto: host for a GPU, "
+        "disk for a CPU. Same tree.",
+    )
     split: units.Split = option(
         "auto",
         "How generator and verifier share KV memory: auto moves it to the model that needs it, "

@@ -18,7 +18,8 @@ from beamwright.plan.costs import Storage
 from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
 from beamwright.solver import auto_settings, memory
-from beamwright.solver.memory import ModelBytes, memory_needed, plan_memory
+from beamwright.solver.memory import memory_needed, plan_memory
+from beamwright.solver.model_bytes import ModelBytes
 from engines import PROBLEM, assert_nothing_allocated
 
 GIB = 2**30

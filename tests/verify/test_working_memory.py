@@ -15,7 +15,7 @@ from beamwright.models.load import load_model
 from beamwright.models.shape import HEAD_TOKENS
 from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
-from beamwright.solver.memory import ModelBytes
+from beamwright.solver.model_bytes import ModelBytes
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC
 from fakes import grow, new_tree

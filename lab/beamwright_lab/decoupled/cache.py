@@ -29,7 +29,7 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.solver.memory import ModelBytes
+from beamwright.solver.model_bytes import ModelBytes
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.bench import Bench, Simulation

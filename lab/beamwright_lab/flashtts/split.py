@@ -15,7 +15,7 @@ from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.fits import with_mark_tokens
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.workload import Workload, tree_steps
-from beamwright.solver.memory import ModelBytes
+from beamwright.solver.model_bytes import ModelBytes
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator.split import (
     Split,

@@ -14,7 +14,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.solver.memory import ModelBytes
+from beamwright.solver.model_bytes import ModelBytes
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts

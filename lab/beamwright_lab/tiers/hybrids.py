@@ -17,7 +17,8 @@ from beamwright.models.named import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Storage
 from beamwright.plan.machines import find_profile, with_cuda_graphs
 from beamwright.sections import MemorySettings, ScheduleSettings, StepSettings
-from beamwright.solver.memory import ModelBytes, plan_memory
+from beamwright.solver.memory import plan_memory
+from beamwright.solver.model_bytes import ModelBytes
 from beamwright.units import GIB
 from beamwright_lab.common import finish, say
 from beamwright_lab.simulator.bench import Simulation

@@ -33,7 +33,8 @@ from beamwright.units import GIB
 
 if TYPE_CHECKING:
     from beamwright.models.shape import ModelShape
-    from beamwright.solver.memory import MemoryPlan, ModelBytes
+    from beamwright.solver.memory import MemoryPlan
+    from beamwright.solver.model_bytes import ModelBytes
 
 
 LIST = "list"
@@ -177,7 +178,7 @@ def read_models(settings: Settings, machine: Machine) -> EstimateModels:
         InputError, UnsupportedModelError, UnavailableError: the error that loading would raise.
     """
     from beamwright.models.hf_config import find_shape
-    from beamwright.solver.memory import ModelBytes
+    from beamwright.solver.model_bytes import ModelBytes
     from beamwright.verify.find import find_verifier_shape
 
     model, profile = settings.model, machine.profile

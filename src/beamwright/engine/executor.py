@@ -398,7 +398,7 @@ def make_executor(
 
 
 def _stalled_s(models: Models) -> float:
-    return sum(model.store.stall_s for model in models if model is not None)
+    return sum(model.stall_s for model in models if model is not None)
 
 
 def has_own_thread(

@@ -134,13 +134,14 @@ def make_replay(
 ) -> Replay | None:
     """Create the runner of the model's passes, according to `--graphs`; None for plain calls.
 
-    Layer-wise streaming is not captured, because it waits for a transfer inside a pass. Recurrent
-    states that the host moves row by row are not captured either.
+    Passes that wait for transfers are not captured: layer-wise streaming, and offloaded weights.
+    Recurrent states that the host moves row by row are not captured either.
 
     on_failure: called with the reason if passes cannot be captured after all.
     """
     by_host = model.decoder.shape.states and not updates_states_in_place(model.decoder, model.store)
-    if graphs == "off" or model.store.streams_layers or by_host:
+    waits = model.store.streams_layers or model.decoder.offload is not None
+    if graphs == "off" or waits or by_host:
         return None
     device = model.decoder.device
     if device.type == "cuda" and model.backend.writes_blocks:

@@ -20,7 +20,12 @@ import torch
 from torch import Tensor
 
 from beamwright.errors import InputError, error_line
-from beamwright.models.adapter import Experts, ProjectionWeight, StoredEmbedding
+from beamwright.models.adapter import (
+    Experts,
+    ProjectionWeight,
+    StoredEmbedding,
+    projections_of,
+)
 from beamwright.models.decoder import Linear
 from beamwright.models.formats import StoredWeights
 from beamwright.models.formats.gguf import BlockLinear
@@ -56,11 +61,23 @@ def load_adapted(surveyed: Survey, stored: StoredWeights, placing: LoadOptions, 
     for target, read in loader.tensor_readers().items():
         at = _LAYER_NUMBER.search(target)
         if at is not None and at[1] != layer:
+            _offload(surveyed, placing, layer)
             layer = at[1]
             trim_heap()
         for name, value in read().items():
             loader.store_weight(name, value)
+    _offload(surveyed, placing, layer)
     model.requires_grad_(False)
+
+
+def _offload(surveyed: Survey, placing: LoadOptions, layer: str) -> None:
+    """Move the weights of a complete layer home, if it is offloaded. layer: its number, or ""."""
+    if placing.offload is None or not layer:
+        return
+    module = surveyed.layers[int(layer)]
+    experts = (each.__dict__.get("beamwright_experts") for each in module.modules())
+    inside = [linear for each in experts if each is not None for linear in each.projections]
+    placing.offload.add(int(layer), [*projections_of(module), *inside])
 
 
 def check_adapted(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,8 +81,13 @@ class StoredEmbedding:
 class _Attention:
     """The function that `transformers` calls for attention; it calls the attention view."""
 
-    # The attention view of the current forward pass.
+    # The attention view of the current forward pass, and the function that brings its weights.
     view: AttentionView
+    begin_layer: Callable[[int], None]
+
+    def begin(self, number: int, *_: Any) -> None:
+        """Bring the weights of layer `number`; called before the layer's module runs."""
+        self.begin_layer(number)
 
     def __call__(
         self,
@@ -152,6 +158,11 @@ class Experts:
             self._take_projections(name, convert, stored_projection) for name in (up, "down_proj")
         )
         self._grouped = isinstance(self._up, Tensor)
+
+    @property
+    def projections(self) -> list[Linear]:
+        """The projections of all experts; empty if one kernel multiplies all experts at once."""
+        return [] if self._grouped else [*self._up, *self._down]
 
     def _take_projections(
         self,
@@ -267,10 +278,15 @@ def can_update_states_in_place(device: torch.device, dtype: torch.dtype) -> bool
     return device.type == "cuda" and why_no_kernels(device, dtype) is None
 
 
+def projections_of(layer: torch.nn.Module) -> list[Linear]:
+    """Return Beamwright's projections in a layer, without those of its experts."""
+    parts = (each.__dict__.get("weight") for each in layer.modules())
+    return [part.linear for part in parts if part is not None]
+
+
 def _kernel_keys(layer: torch.nn.Module) -> tuple[object, ...]:
     """Return the `Linear.kernel_key` of each projection in a layer."""
-    parts = (each.__dict__.get("weight") for each in layer.modules())
-    return tuple(part.linear.kernel_key for part in parts if part is not None)
+    return tuple(each.kernel_key for each in projections_of(layer))
 
 
 class AdaptedDecoder(Decoder):
@@ -295,6 +311,8 @@ class AdaptedDecoder(Decoder):
         path, _, self._leaf = surveyed.layers_at.partition(".")[2].rpartition(".")
         self._holder = self._body.get_submodule(path)
         self._layers = getattr(self._holder, self._leaf)
+        for number, layer in enumerate(self._layers):
+            layer.register_forward_pre_hook(partial(self._attention.begin, number))
 
     def _recurrent(self, surveyed: Survey) -> tuple[Recurrent, ...]:
         """Wrap the recurrent modules, so that they read and write the states of the current view.
@@ -343,7 +361,8 @@ class AdaptedDecoder(Decoder):
     ) -> Tensor:
         self._attention.view = view
         self._holder._modules[self._leaf] = self._layers
-        output = self._body(token_ids[None], position_ids=positions[None], use_cache=False)
+        with self.begin_pass() as self._attention.begin_layer:
+            output = self._body(token_ids[None], position_ids=positions[None], use_cache=False)
         states: Tensor = output.last_hidden_state[0]
         return states if read is None else states.index_select(0, read)
 

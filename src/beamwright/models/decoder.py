@@ -12,9 +12,10 @@ deterministic for a given shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,9 @@ from beamwright.attention.protocols import AttentionView
 from beamwright.kv.codes import hadamard_matrix, round_to_grid
 from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
+
+if TYPE_CHECKING:
+    from beamwright.models.offload import LayerOffload
 
 ROW_MULTIPLE = 8
 # A single row is padded to this number where products of 2 rows and 8 rows are bitwise equal.
@@ -100,6 +104,18 @@ class Linear:
         The start-up self-test tries one layer with each form.
         """
         return type(self), self.weight.dtype
+
+    @property
+    def stored(self) -> list[Tensor]:
+        """The tensors of the weight, without the bias."""
+        return [self.weight]
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None:
+        """Replace the tensors of `stored` by others of the same sizes, in the same order.
+
+        Layers whose weights do not stay on the device are views of a buffer (`models.offload`).
+        """
+        (self.weight,) = tensors
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -258,6 +274,8 @@ class Decoder(Protocol):
     # The decoder rounds keys and values to this format before it passes them to the view.
     kv_dtype: KVDtype = "auto"
     rotations: Rotations
+    # Brings the weights of layers that do not stay on the device; None: all layers stay.
+    offload: LayerOffload | None = None
 
     @property
     def is_exact_for_one_row(self) -> bool:
@@ -295,6 +313,15 @@ class Decoder(Protocol):
         self, token_ids: Tensor, positions: Tensor, view: AttentionView, read: Tensor | None
     ) -> Tensor:
         """Compute what `hidden` returns. Keys and values are passed to `view` unrounded."""
+
+    def begin_pass(self) -> AbstractContextManager[Callable[[int], None]]:
+        """Return a context manager for one forward pass.
+
+        It gives a function to call with each layer's number before the layer runs.
+        """
+        if self.offload is None:
+            return nullcontext(lambda number: None)
+        return self.offload.one_pass()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [tokens, vocab] of `hidden` [tokens, hidden], which need no padding."""

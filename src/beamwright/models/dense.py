@@ -5,7 +5,7 @@ The fields of `ModelShape` select what differs between families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -75,6 +75,11 @@ class Layer:
     after_attention: Norm | None = None
     after_mlp: Norm | None = None
 
+    @property
+    def projections(self) -> tuple[Linear, ...]:
+        """The projections, which hold nearly all of the layer's bytes."""
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 @dataclass
 class DecoderWeights:
@@ -94,7 +99,7 @@ class DecoderWeights:
 
 def _kernel_keys(layer: Layer) -> tuple[object, ...]:
     """Return the `Linear.kernel_key` of each projection in a layer."""
-    return tuple(each.kernel_key for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
+    return tuple(each.kernel_key for each in layer.projections)
 
 
 # Rows that an MLP computes at once on a CPU. An MLP's intermediate rows are about ten times as wide
@@ -137,6 +142,7 @@ class DenseDecoder(Decoder):
     ) -> None:
         self.shape = shape
         self.weights = weights
+        self._numbers: Sequence[int] = range(shape.layers)  # numbers that `offload` knows layers by
         self.dtype, self.device = weights.final_norm.weight.dtype, weights.final_norm.weight.device
         self.tile_rows, self.least_rows = tile_rows, ROW_MULTIPLE
         self._activate = _ACTIVATE[shape.activation]
@@ -168,6 +174,17 @@ class DenseDecoder(Decoder):
 
         For tokens that are not in `read`, the last layer computes only keys and values.
         """
+        with self.begin_pass() as begin_layer:
+            return self._forward(token_ids, positions, view, read, begin_layer)
+
+    def _forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        view: AttentionView,
+        read: Tensor | None,
+        begin_layer: Callable[[int], None],
+    ) -> Tensor:
         weights, shape = self.weights, self.shape
         x = weights.embedding[token_ids]
         if shape.embed_scale != 1.0:
@@ -178,12 +195,14 @@ class DenseDecoder(Decoder):
         rotary = self._rotary_args(positions) if self._native is None or view.looks_ahead else ()
         if self._native is not None:
             foresee = partial(self._announce_query, view, rotary) if view.looks_ahead else None
-            return self._native.forward(x, positions, view, read, foresee)
+            begin = None if self.offload is None else partial(self._begin_layer, begin_layer)
+            return self._native.forward(x, positions, view, read, foresee, begin)
         # A layer has two halves, attention and MLP. Each ends with the norm of the next half, so
         # that one pass over the rows adds to the residual stream and normalises.
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
         normed = self._apply_in_tiles(partial(self._add_norm, norms[0]), x)[1]
         for number, layer in enumerate(weights.layers):
+            self._begin_layer(begin_layer, number)
             if view.looks_ahead:
                 self._announce_query(view, rotary, number, x)
             own = self._layer_rotary_args(number, rotary)
@@ -195,6 +214,9 @@ class DenseDecoder(Decoder):
             after = partial(self._finish_block, layer, norms[number + 1])
             x, normed = self._apply_in_tiles(after, x, context)
         return normed
+
+    def _begin_layer(self, begin_layer: Callable[[int], None], number: int) -> None:
+        begin_layer(self._numbers[number])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return apply_padded(self.weights.lm_head, hidden, self._tile, self.least_rows)
@@ -231,6 +253,7 @@ class DenseDecoder(Decoder):
         first = copy(self)  # shares the rotary tables
         first.shape = shape
         first.weights = replace(self.weights, layers=[layers[number] for number in kept])
+        first._numbers = [self._numbers[number] for number in kept]
         first._native = first._make_native_layers()
         return first
 
@@ -273,7 +296,7 @@ class DenseDecoder(Decoder):
     def _projections(self) -> Iterator[Linear]:
         """Yield the projections of all layers, then the LM head, which a verifier may not have."""
         for layer in self.weights.layers:
-            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+            yield from layer.projections
         if self.shape.has_lm_head:
             yield self.weights.lm_head
 

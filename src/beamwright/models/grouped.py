@@ -9,6 +9,7 @@ compared with plain torch before they are used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -221,6 +222,16 @@ class JoinedLinear(Linear):
     @property
     def kernel_key(self) -> tuple[object, ...]:
         return tuple(part.kernel_key for part in self.parts)
+
+    @property
+    def stored(self) -> list[Tensor]:
+        return [tensor for part in self.parts for tensor in part.stored]
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None:
+        given = iter(tensors)
+        for part in self.parts:
+            part.place_stored([next(given) for _ in part.stored])
+        self.weight = self.parts[0].weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self.parts], dim=-1)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -128,6 +128,13 @@ class Int8Linear(Linear):
             scale = rows.abs().amax(1).div_(_BYTE_RANGE / 2)
             scales.copy_(scale.clamp_(min=torch.finfo(torch.float32).eps))
             kept.copy_(rows.mul(scales.reciprocal()[:, None]).round_().clamp_(-128, 127))
+
+    @property
+    def stored(self) -> list[Tensor]:
+        return [self.weight, self.scale]
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None:
+        self.weight, self.scale = tensors
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, out]. Weights are dequantised one part at a time."""

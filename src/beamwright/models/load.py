@@ -54,6 +54,7 @@ from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import make_packer, prepack_linear, quiet_import
 from beamwright.models.named import limit_context, shape_from_text
 from beamwright.models.native import library_accepts
+from beamwright.models.offload import LayerOffload
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey_model
 from beamwright.models.tokenizer import TextCodec
@@ -112,6 +113,7 @@ def load_model(
     template_args: Mapping[str, Any] = MappingProxyType({}),
     *,
     reads_logits: bool = True,
+    offload: LayerOffload | None = None,
 ) -> LoadedModel:
     """Load the config, weights and tokenizer of a model.
 
@@ -122,6 +124,7 @@ def load_model(
         chat_template: a Jinja template or the path of one; None: the tokenizer's own.
         template_args: arguments of the template.
         reads_logits: whether to load the LM head; False for a verifier with its own score head.
+        offload: takes the weights of layers that do not stay on the device; None: all layers stay.
 
     Raises:
         InputError, UnsupportedModelError, UnavailableError: if the model cannot be loaded; the
@@ -137,7 +140,7 @@ def load_model(
     codec, digest = None, None
     remarks: tuple[str, ...] = ()
     if folder is None:
-        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
+        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack, offload)
     else:
         codec = TextCodec.load(folder, chat_template, template_args)
         folder = resolve_folder(spec, role)
@@ -146,7 +149,9 @@ def load_model(
         if storage is Storage.STORED and shape.blocks and not library_accepts(torch.float32):
             remarks += (_SLOW,) * (device == "cpu")
     tile = TILE_ROWS if settings.deterministic else None
-    placing = LoadOptions(dtype, device, storage, pack, reads_logits, tile, role == "verifier")
+    placing = LoadOptions(
+        dtype, device, storage, pack, reads_logits, tile, role == "verifier", offload
+    )
     decoder: Decoder
     if shape.built is not None and folder is not None:
         surveyed = survey_model(config_of(folder), dtype)
@@ -156,6 +161,9 @@ def load_model(
         if folder is not None:
             shape, weights = load_weights(folder, shape, placing)
         decoder = DenseDecoder(shape, weights, tile, kernels=kernels)
+    if offload is not None:
+        offload.close_loading()
+        decoder.offload = offload
     if settings.kv_dtype != "auto":
         decoder.set_kv_dtype(settings.kv_dtype)
     trim_heap()

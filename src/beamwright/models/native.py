@@ -75,13 +75,25 @@ class NativeLinear(Linear):
         super().__init__(self.parts[0][2], torch.cat(biases).float() if biases else None)
         given = [NativePart(kind, outputs, tiles.data_ptr()) for kind, outputs, tiles in self.parts]
         sizes = len(given), codes[0].columns, sum(outs for _, outs, _ in self.parts)
-        self.projection = Projection((NativePart * len(given))(*given), *sizes)
+        # Copies of `projection`, in a model's layers, point to this array as well.
+        self._given = (NativePart * len(given))(*given)
+        self.projection = Projection(self._given, *sizes)
         self._place_bias()
         self._set = instruction_set() if chosen is None else chosen
 
     @property
     def kernel_key(self) -> tuple[object, ...]:
         return type(self), *(kind for kind, _, _ in self.parts)
+
+    @property
+    def stored(self) -> list[Tensor]:
+        return [tiles for *_, tiles in self.parts]
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None:
+        self.parts = [(*part[:2], tiles) for part, tiles in zip(self.parts, tensors, strict=True)]
+        self.weight = tensors[0]
+        for native, tiles in zip(self._given, tensors, strict=True):
+            native.tiles = tiles.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [rows, columns]; return [rows, outputs] in x's dtype.
@@ -245,11 +257,14 @@ class CLibraryLayers:
         view: AttentionView,
         read: Tensor | None,
         foresee: Callable[[int, Tensor], None] | None = None,
+        begin_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Run all layers and the final norm on x [rows, hidden]; see `Decoder.hidden`.
 
         foresee: called before each layer with the layer's number and input [rows, hidden], so that
             the view can load KV ahead.
+        begin_layer: called with each layer's number before its weights are read; None: the weights
+            of all layers are in memory.
         """
         shape, dtype, last = self._shape, x.dtype, _STAGES * self._shape.layers
         self._extend_rotary(positions)
@@ -257,13 +272,19 @@ class CLibraryLayers:
         described = (
             view.describe_layers() if isinstance(view, DecodeView) and read is None else None
         )
-        if described is not None:
+        if described is not None and begin_layer is None:
             self._run(rows, 0, last, described)
             return rows["normed"].to(dtype)
-        self._run(rows, 0, 1)
         for number in range(shape.layers):
+            if begin_layer is not None:
+                begin_layer(number)
             if foresee is not None:
                 foresee(number, rows["x"])
+            first = _STAGES * number
+            if described is not None:
+                self._run(rows, first, first + _STAGES, described)
+                continue
+            self._run(rows, first, first + 1)
             heads = rows["turned"].to(dtype)
             key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
             context = view.attend(number, heads[:, : shape.heads], key_value).float().contiguous()
@@ -272,8 +293,7 @@ class CLibraryLayers:
                 context = context.index_select(0, read)
             rows["context"] = context
             rows["turned"] = torch.empty_like(rows["turned"])  # the view may keep the old one
-            first = _STAGES * number + 2
-            self._run(rows, first, min(first + 2, last))
+            self._run(rows, first + 2, first + _STAGES)
         return rows["normed"].to(dtype)
 
     def _extend_rotary(self, positions: Tensor) -> None:

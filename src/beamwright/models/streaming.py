@@ -13,7 +13,8 @@ This module is imported only where the kernels run. It does not postpone annotat
 reads `tl.constexpr` from them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -393,6 +394,15 @@ class CodedLinear(KernelLinear):
     @property
     def operand(self) -> Codes:
         return self.codes
+
+    @property
+    def stored(self) -> list[Tensor]:
+        return [self.codes.words, self.codes.scales_and_lows]
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None:
+        words, scales_and_lows = tensors
+        self.codes = replace(self.codes, words=words, scales_and_lows=scales_and_lows)
+        self.weight = words
 
     def uses_kernel(self, x: Tensor) -> bool:
         return len(x) <= QUANTISED_GEMM_ROWS or self.by is None

@@ -193,6 +193,12 @@ class TreeModel:
             self.captured = CapturedPasses(self.decoder, self.store, self.backend, replay)
 
     @property
+    def stall_s(self) -> float:
+        """Seconds that compute waited for transfers of KV and of offloaded weights."""
+        offload = self.decoder.offload
+        return self.store.stall_s + (0.0 if offload is None else offload.wait_s)
+
+    @property
     def cuda_graph_bytes(self) -> int:
         """Bytes that CUDA graphs of prefill passes reserve, so that no other code can use them."""
         return 0 if self.captured is None else self.captured.replay.cuda_graph_bytes

@@ -25,6 +25,7 @@ from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.grouped import check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
+from beamwright.models.offload import LayerOffload
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
@@ -50,6 +51,7 @@ class LoadOptions:
     head: False to leave out the LM head.
     tile_rows: rows per tile, see `Decoder`; None for no tiles.
     has_others: True if the file may contain more tensors outside of layers, such as a score head.
+    offload: takes the weights of layers that do not stay on the device; None: all layers stay.
     """
 
     dtype: torch.dtype
@@ -59,6 +61,7 @@ class LoadOptions:
     head: bool = True
     tile_rows: int | None = None
     has_others: bool = False
+    offload: LayerOffload | None = None
 
 
 class _Reader:
@@ -224,6 +227,7 @@ def random_weights(
     seed: int,
     storage: Storage = Storage.PLAIN,
     pack: Convert = keep_unchanged,
+    offload: LayerOffload | None = None,
 ) -> DecoderWeights:
     """Draw weights from N(0, 0.02), for benchmarks in which only sizes matter.
 
@@ -239,7 +243,8 @@ def random_weights(
             drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
             return drawn.to(dtype)
 
-    reader = _Random(None, "", LoadOptions(dtype, device, storage, pack), "random")
+    placing = LoadOptions(dtype, device, storage, pack, offload=offload)
+    reader = _Random(None, "", placing, "random")
     return _assemble(shape, reader, reader)
 
 
@@ -249,7 +254,10 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
 
     def layer(number: int) -> Layer:
         trim_heap()
-        return _layer(shape, called, reader, f"layers.{number}.")
+        loaded = _layer(shape, called, reader, f"layers.{number}.")
+        if (offload := reader.placing.offload) is not None:
+            offload.add(number, loaded.projections)
+        return loaded
 
     weights = DecoderWeights(
         embedding=embedding,

@@ -40,6 +40,10 @@ QUANTISED_GEMM_ROWS = 256
 # In 16 bits, this many weights fit the L2 cache of a large GPU.
 DEQUANTISED_VALUES = 1 << 24
 
+# Buffers that offloaded layers take turns in (`models.offload`): one computes while the next one
+# arrives.
+WEIGHT_BUFFERS = 2
+
 _INT8_SCALE_BYTES = 2 * 4  # a row's scale and, on a GPU, its lowest value, both in float32
 # int8 weights in blocks (`Storage.BYTES`): columns that share a scale, and bytes of the scale.
 _BLOCK_COLUMNS, _BLOCK_SCALE_BYTES = 32, 2
@@ -148,11 +152,24 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
     if storage is Storage.BLOCKS:
         tiles, plain = shape.blocks or (0, 0)
         return tiles + plain * element_bytes
-    quantised = sum(
+    return others * element_bytes + projection_bytes(shape, element_bytes, storage)
+
+
+def projection_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
+    """Return the bytes of all projections inside the layers, nearly all bytes of the layers."""
+    values = sum(map(prod, shape.matrices))
+    if storage is Storage.PLAIN:
+        return values * element_bytes
+    if storage is Storage.STORED:
+        packed, plain = shape.packed or (0, 0)
+        return packed + plain * element_bytes
+    if storage is Storage.BLOCKS:
+        tiles, plain = shape.blocks or (0, 0)  # with the LM head, whose blocks count in proportion
+        return tiles * values // max(1, shape.num_parameters - plain)
+    return sum(
         count * matrix_bytes(rows, columns, element_bytes, storage)
         for rows, columns, count in shape.matrices
     )
-    return others * element_bytes + quantised
 
 
 def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
@@ -191,6 +208,7 @@ class ModelCosts:
     windowed: (KV bytes per token, window in tokens) per group of sliding-window layers.
     recurrent_layers: number of layers that keep a recurrent state instead of KV.
     state_bytes: bytes of all recurrent states of one row; every pass reads and writes them.
+    offloaded_bytes: bytes of weights that are not on the device; every pass copies them there.
     runs_in_library: True if the C library can multiply with these weights as they are stored. It
         computes a whole pass in one call.
     """
@@ -208,6 +226,7 @@ class ModelCosts:
     windowed: tuple[tuple[int, int], ...] = ()
     recurrent_layers: int = 0
     state_bytes: int = 0
+    offloaded_bytes: int = 0
     runs_in_library: bool = False
 
     def share_of_weights_read(self, num_tokens: int) -> float:
@@ -334,7 +353,7 @@ class Layout(StrEnum):
     TREE = "tree"
 
 
-Bound = Literal["bandwidth", "compute", "launches"]
+Bound = Literal["bandwidth", "compute", "launches", "offloaded weights"]
 
 
 @dataclass(frozen=True)
@@ -369,7 +388,12 @@ class Roofline:
         memory_s, compute_s, launch_s = self.pass_parts_s(
             num_rows, kv_tokens_read, kv_tokens_seen, layout, num_states
         )
-        return max(memory_s, compute_s) + launch_s
+        return max(max(memory_s, compute_s) + launch_s, self.offload_s)
+
+    @property
+    def offload_s(self) -> float:
+        """Seconds to copy all offloaded weights to the device, which every pass does."""
+        return self.transfer_s(self.model.offloaded_bytes, 0, Direction.H2D)
 
     def pass_costs(self) -> PassCosts:
         """Return the costs of a pass without reading KV; the scheduler adds that time."""
@@ -378,6 +402,7 @@ class Roofline:
         bandwidth = hardware.h2d_bandwidth * hardware.link_share
         byte_s = 1 / (hardware.device_bandwidth * hardware.bandwidth_share)
         state_s = 2 * self.model.state_bytes * byte_s
+        weights_s = max(weights_s, self.offload_s)
         return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s, state_s)
 
     def transfer_s(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
@@ -399,13 +424,15 @@ class Roofline:
         kv_tokens_seen: float,
         layout: Layout = Layout.TREE,
     ) -> Bound:
-        """Return the slowest part of a pass: memory bandwidth, compute or kernel launches.
+        """Return the slowest part of a pass: bandwidth, compute, launches, or offloaded weights.
 
         The parameters are those of `decode_step_s`.
         """
         memory_s, compute_s, launch_s = self.pass_parts_s(
             num_rows, kv_tokens_read, kv_tokens_seen, layout
         )
+        if self.offload_s > max(memory_s, compute_s) + launch_s:
+            return "offloaded weights"
         if launch_s > max(memory_s, compute_s):
             return "launches"
         return "bandwidth" if memory_s >= compute_s else "compute"

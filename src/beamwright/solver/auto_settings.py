@@ -32,7 +32,8 @@ from beamwright.plan.sparse import SparseChoice, choose_sparse
 from beamwright.plan.workload import Workload
 from beamwright.schedule import schedule_entry
 from beamwright.sections import SparseSettings
-from beamwright.solver.memory import MemoryPlan, ModelBytes
+from beamwright.solver.memory import MemoryPlan
+from beamwright.solver.model_bytes import ModelBytes
 from beamwright.sparse.method import sparse_method
 
 _PROMPT_TOKENS, _STEP_TOKENS = 128, 32  # assumed tokens of a prompt, and of a step
@@ -107,6 +108,19 @@ def machine_profile(device: str, *, graphs: bool = True) -> HardwareProfile:
     return cpu_profile()
 
 
+def expected_workload(settings: Settings, context: int) -> Workload:
+    """Return the longest search that the settings allow, after a prompt of usual length.
+
+    context: the generator's context in tokens.
+    """
+    search, step_tokens = settings.search, settings.step.step_tokens or _STEP_TOKENS
+    longest = max(1, context - _PROMPT_TOKENS)
+    most = search.max_rounds * search.verify_every * step_tokens
+    tokens = max(1, min(longest, most, settings.step.max_tokens or longest))
+    width = search.width if search.n % search.width == 0 else 1
+    return Workload(search.n, width, _PROMPT_TOKENS, tokens, min(step_tokens, tokens))
+
+
 # --- sparse decoding --------------------------------------------------------------------------
 
 
@@ -144,12 +158,7 @@ def with_sparse(
         method.attend(hosted, backend, decoder)
         with_row_limit(hosted, method, generator, kv_bytes)
         check_layers(hosted)
-        search, step_tokens = settings.search, settings.step.step_tokens or _STEP_TOKENS
-        longest = generator.shape.context - _PROMPT_TOKENS
-        most = search.max_rounds * search.verify_every * step_tokens
-        tokens = max(1, min(longest, most, settings.step.max_tokens or longest))
-        width = search.width if search.n % search.width == 0 else 1
-        workload = Workload(search.n, width, _PROMPT_TOKENS, tokens, step_tokens)
+        workload = expected_workload(settings, generator.shape.context)
         here = full, plain, cpu_profile(), kv_bytes
         choice = choose_sparse(workload, *here, sparse.select, scorer)
     except InputError as error:

@@ -6,9 +6,10 @@ batch (LBS, section 4; FlashTTS, 4.3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +43,7 @@ from beamwright.models.load import (
     load_model,
     make_free_memory_reader,
 )
+from beamwright.models.offload import LayerOffload
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import trim_heap
 from beamwright.plan.costs import Roofline, Storage
@@ -58,7 +60,9 @@ from beamwright.remote.writer import RemoteSchedule, RemoteStepWriter
 from beamwright.schedule import schedule_entry
 from beamwright.sections import ModelSettings
 from beamwright.solver import auto_settings
-from beamwright.solver.memory import MemoryPlan, ModelBytes, host_kv_bytes, plan_memory
+from beamwright.solver.memory import MemoryPlan, host_kv_bytes, plan_memory
+from beamwright.solver.model_bytes import ModelBytes, Offloaded
+from beamwright.solver.weights_home import make_offloads
 from beamwright.sparse.method import sparse_rule
 from beamwright.sparse.rule import SparseRule
 from beamwright.verify.find import VerifierSource, resolve_verifier
@@ -100,6 +104,8 @@ class Machinery:
     moving: KVBudgetSplit | None = None  # moves `shared` memory from one model to the other
     rule: SparseRule | None = None  # the selection rule of sparse decoding
     why_sparse: str | None = None  # reason, as text, why `--sparse auto` chose its method
+    # By role, the layers whose weights are not on the device.
+    offloads: Mapping[str, LayerOffload] = MappingProxyType({})
     remote: RemoteGenerator | None = None  # the generator, if it is a remote server
     verifier_model: LoadedModel | None = None  # the verifier's model without KV, as loaded
 
@@ -146,10 +152,17 @@ class Machinery:
         """Load both models, replace `auto` settings that depend on models, and divide memory."""
         model = self.settings.model
         auto_settings.check_layers(self.settings)
+        self.wire = Wire(self.settings.schedule.link_bandwidth)
+        free = make_free_memory_reader(self.device)
+        self.offloads = make_offloads(
+            self.settings, self.wire, None if free is None else free(), has_own=verifier is not None
+        )
         self.progress.doing(f"loading the generator {model.model}")
         with convert_memory_errors(f"--model {model.model} cannot be loaded", _SMALLER):
             rendered = model.chat_template, model.template_args
-            self.reader = loaded = load_model(model.model, model, "generator", *rendered)
+            self.reader = loaded = load_model(
+                model.model, model, "generator", *rendered, offload=self.offloads.get("generator")
+            )
         decoder = loaded.decoder
         # Both models use one precision, because the attention backend is made for one dtype.
         alike = model.model_copy(update={"dtype": str(decoder.dtype).removeprefix("torch.")})
@@ -226,7 +239,7 @@ class Machinery:
         with convert_memory_errors(
             f"--verifier {model.verifier_or_default} cannot be loaded", _SMALLER
         ):
-            return resolve_verifier(model, generator)
+            return resolve_verifier(model, generator, self.offloads.get("verifier"))
 
     def _attention(self, decoder: Decoder) -> AttentionBackend:
         """Return the attention backend that `--attention` names for this model."""
@@ -320,13 +333,13 @@ class Machinery:
     def _host_tiers(self) -> list[HostOptions]:
         """Return the host tier of each model, with room for equally many tokens of each."""
         schedule, count = self.settings.schedule, self.settings.schedule.verifiers
-        total, wire = host_kv_bytes(self.settings), Wire(schedule.link_bandwidth)
+        total = host_kv_bytes(self.settings)
         own = int(total * self.plan.tokens_part)
         on_card = self.device.type == "cuda"
 
         def tier(num_bytes: int) -> HostOptions:
             streams = CudaStreams(self.device) if on_card else HostStreams()
-            link = StreamLink(streams, timeline=self.timeline, wire=wire)
+            link = StreamLink(streams, timeline=self.timeline, wire=self.wire)
             return HostOptions(num_bytes, link, schedule.evict == "recompute", schedule.inter_beam)
 
         return [tier(own), *(tier((total - own) // count) for _ in range(count))]
@@ -367,13 +380,18 @@ class Machinery:
     def copy_counters(self) -> dict[str, Counters]:
         """Return copies of all counters: of the "engine", and of each model's KV by role."""
         engine = self.batch.counts.copy()
+        weights = {name: each.bytes_moved for name, each in self.offloads.items()}
         if self.tiers:
-            moved = self.tiers[0].link.bytes_moved
-            engine.h2d_bytes = moved.get(Direction.H2D, 0)
+            moved = self.wire.bytes_moved
+            engine.h2d_bytes = moved.get(Direction.H2D, 0) - sum(
+                weights[name] for name, each in self.offloads.items() if each.shares_link
+            )
             engine.d2h_bytes = moved.get(Direction.D2H, 0)
         counted = {"engine": engine}
         for name, model in self.models:
             counted[name] = counted.get(name, Counters()) + model.store.counts
+        for name, num_bytes in weights.items():
+            counted[name].weight_bytes = num_bytes
         return counted
 
     def usage(self) -> Usage:
@@ -390,6 +408,8 @@ class Machinery:
         """Stop the threads of links and of a remote generator. The next use restarts them."""
         for tier in self.tiers:
             tier.link.close()
+        for offload in self.offloads.values():
+            offload.close()
         if self.remote is not None:
             self.remote.close()
 
@@ -398,4 +418,7 @@ def _sizes(model: LoadedModel, *, scores: bool = False, parts: int = 1) -> Model
     """Return the byte sizes of a loaded model: weights, KV and working memory."""
     decoder = model.decoder
     kept = decoder.shape, decoder.dtype.itemsize, model.storage, decoder.kv_dtype
-    return ModelBytes(*kept, scores, parts)
+    offload, moved = decoder.offload, None
+    if offload is not None:
+        moved = Offloaded(len(offload.numbers), offload.home_bytes, offload.buffer_bytes)
+    return ModelBytes(*kept, scores, parts, moved)

@@ -15,139 +15,18 @@ from pathlib import Path
 
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.models.shape import ModelShape
-from beamwright.plan.costs import (
-    CAPTURED_TOKENS,
-    CHUNK_TOKENS,
-    ModelCosts,
-    Storage,
-    attention_partial_bytes,
-    choose_block_size,
-    matmul_scratch_bytes,
-    weight_bytes,
-)
-from beamwright.sections import KVDtype, MemorySettings
+from beamwright.sections import MemorySettings
+from beamwright.solver.model_bytes import ModelBytes
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE_PARTS = 10**9
-_PREFILL_TOKENS = 4096  # maximum number of tokens in a prefill batch
-# Maximum size in tokens of a row's tail: its newest KV, which is not yet in blocks.
-_TAIL_TOKENS = 256
-_LEAST_TAIL_TOKENS = 16
 # Of the memory that is left for KV, working copies and tails, at most one part in 4 is for tails.
 _TAILS_PART = 4
 # Share of a GPU's free memory that is used. The rest covers fragmentation and libraries.
 _FREE_SHARE = 0.9
 _LIBRARIES_PART = 50  # On a GPU, one part in 50 of `--memory` is reserved for libraries.
-# Assumed number of a tree's tokens per beam, where tokens that beams share count once.
-_TOKENS_OF_A_ROW = 128
-
-
-@dataclass(frozen=True)
-class ModelBytes:
-    """Memory needs of one model in a given dtype, in bytes.
-
-    storage, kv_dtype: formats in which projection weights and KV are stored.
-    scores: True for a verifier on a GPU. `activations` then cover scoring one step of every row in
-        one call. On a CPU, `--memory` does not include this memory.
-    parts: number of verifiers that run concurrently and share one copy of the weights
-        (`--verifiers`). Each has its own part of the KV.
-    """
-
-    shape: ModelShape
-    element_bytes: int
-    storage: Storage = Storage.PLAIN
-    kv_dtype: KVDtype = "auto"
-    scores: bool = False
-    parts: int = 1
-
-    @property
-    def costs(self) -> ModelCosts:
-        """FLOPs and bytes of this model's passes, from which `plan.costs` estimates times."""
-        return ModelCosts.of(self.shape, self.element_bytes, self.storage, self.kv_dtype)
-
-    @property
-    def weights(self) -> int:
-        """Bytes of all weights."""
-        return weight_bytes(self.shape, self.element_bytes, self.storage)
-
-    @property
-    def kv_per_token(self) -> int:
-        """Bytes of the KV of one token, as it is stored."""
-        return self.shape.kv_bytes_per_token(self.element_bytes, self.kv_dtype)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one row's recurrent states in all recurrent layers together."""
-        return self.shape.state_bytes(self.element_bytes)
-
-    @property
-    def held_per_token(self) -> int:
-        """Bytes that one token of a tree occupies: its KV and its share of a recurrent state."""
-        return self.kv_per_token + self.state_bytes // _TOKENS_OF_A_ROW
-
-    @property
-    def read_per_token(self) -> int:
-        """Bytes of the KV of one token as attention reads it, after dequantising."""
-        return self.shape.kv_bytes_per_token(self.element_bytes)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block of KV, equal for all groups of layers."""
-        return choose_block_size(self._group_bytes)[0]
-
-    @property
-    def blocks(self) -> list[tuple[int, int | None]]:
-        """For each group of layers: number of tokens per block, and attention window or None."""
-        windows = [group.window for group in self.shape.kv_groups]
-        return list(zip(choose_block_size(self._group_bytes)[1], windows, strict=True))
-
-    @property
-    def cuda_graph_bytes(self) -> int:
-        """Estimated bytes that captured CUDA graphs of forward passes hold permanently."""
-        return CAPTURED_TOKENS * self.shape.prefill_width * self.element_bytes
-
-    @property
-    def _group_bytes(self) -> list[int]:
-        """KV bytes of one token, for each group of layers."""
-        groups = self.shape.kv_groups
-        return [group.bytes_per_token(self.element_bytes, self.kv_dtype) for group in groups]
-
-    def tails(self, num_rows: int, step_tokens: int = _TAIL_TOKENS) -> int:
-        """Return the bytes of the tails of `num_rows` rows: their newest KV, outside blocks.
-
-        Two copies of the tails count, because both exist while rows are rearranged.
-
-        step_tokens: maximum number of tokens of a step.
-        """
-        tokens = max(_LEAST_TAIL_TOKENS, 1 << (step_tokens - 1).bit_length())
-        return num_rows * 2 * min(tokens, _TAIL_TOKENS) * self.read_per_token
-
-    def partials(self, num_rows: int) -> int:
-        """Return the bytes that attention kernels need for partial results of `num_rows` rows."""
-        groups = self.shape.kv_groups
-        return num_rows * sum(
-            attention_partial_bytes(self.shape.heads, group.head_dim) for group in groups
-        )
-
-    def activations(self, num_rows: int) -> int:
-        """Return the estimated working memory of `num_rows` rows.
-
-        The estimate is the larger of two needs: a decode step of these rows, and a prefill batch.
-        """
-        shape = self.shape
-        decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
-        scratch = matmul_scratch_bytes(shape, self.storage)
-        prefill = _PREFILL_TOKENS * shape.activation_width * self.element_bytes
-        # A verifier prefills the steps of a round, and keeps their hidden states for its head.
-        if self.scores:
-            tokens = min(_PREFILL_TOKENS, num_rows * CHUNK_TOKENS)
-            reading = tokens * shape.prefill_width * self.element_bytes
-            prefill = max(prefill, reading, shape.logits_bytes(self.element_bytes))
-            scratch += 2 * tokens * shape.hidden * self.element_bytes
-        return max(decode, prefill) + scratch
 
 
 @dataclass(frozen=True)
@@ -422,7 +301,13 @@ def host_kv_bytes(settings: Settings) -> int:
     """
     if settings.memory.host_memory is not None:
         return settings.memory.host_memory
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    with suppress(OSError, ValueError):  # the limit file may be missing, or contain "max"
-        half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
+    half = host_memory_bytes() // 2
     return half if settings.model.device == "cpu" else min(half, _MOST_PINNED_BYTES)
+
+
+def host_memory_bytes() -> int:
+    """Return the memory of the machine, or of the container that this process runs in."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # the limit file may be missing, or contain "max"
+        whole = min(whole, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
+    return whole

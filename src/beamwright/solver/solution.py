@@ -105,6 +105,21 @@ class KVStats(CounterView):
     link_bandwidth_emulated: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightStats(CounterView):
+    """Layers of one model whose weights were not on the device (`--weights-home`).
+
+    layers: number of these layers. home_bytes: their weights on the host or on disk.
+    device_bytes: bytes of the other weights, and of the buffers for the copies.
+    moved_bytes: bytes copied to the device, for all problems in flight together.
+    """
+
+    layers: int
+    home_bytes: int
+    device_bytes: int
+    moved_bytes: int = counter_field("weight_bytes")
+
+
 @dataclass(frozen=True)
 class MemoryStats:
     """How generator and verifier share the device memory for KV.
@@ -269,6 +284,7 @@ class Solution:
     reason_fewer: why there are fewer candidates than requested; None if all were found.
     warnings: reasons to doubt the result, a line each.
     last_step: the last step of the chosen candidate, if it states no answer.
+    weights: by role, the models with layers whose weights were not on the device.
     settings: the settings used, with the defaults of strategy and verifier filled in.
     receipt: settings, digests and versions from which `verify` repeats the search.
     tree: every node with its tokens, text, scores and state, without KV.
@@ -291,6 +307,7 @@ class Solution:
     kv: KVStats
     cache: CacheReport
     memory: MemoryStats
+    weights: Mapping[str, WeightStats]
     batch: BatchStats
     speculation: SpeculationStats
     sparse: SparseStats | None
@@ -363,6 +380,7 @@ class Solution:
                 content[name] = asdict(value)
         if not self.tokens.thought:
             del content["tokens"]["thought"]
+        content["weights"] = {name: asdict(each) for name, each in self.weights.items()}
         content["candidates"] = [candidate.to_json() for candidate in self.candidates]
         content["tree"] = content.pop("tree_stats")
         content["settings"] = self.settings.model_dump(mode="json")

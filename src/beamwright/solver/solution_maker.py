@@ -215,6 +215,7 @@ class SolutionMaker:
             "kv": self._kv(run, settings, new),
             "cache": result.CacheReport(cache.get("generator"), cache.get("verifier")),
             "memory": self._memory(settings),
+            "weights": self._weights(new),
             "batch": result.BatchStats.of(engine, slots=settings.schedule.max_batch),
             "sparse": sparse,
             "remote": remote,
@@ -310,6 +311,20 @@ class SolutionMaker:
         if moving is not None:
             shares, moved = (moving.generator_bytes, moving.verifier_bytes), moving.counts
         return result.MemoryStats(settings.memory.split, *shares, moved.moves, moved.moved_bytes)
+
+    def _weights(self, new: Mapping[str, Counters]) -> dict[str, result.WeightStats]:
+        """Return statistics of the models with offloaded layers, by role."""
+        sizes = zip(("generator", "verifier"), self._machinery.sizes, strict=False)
+        return {
+            role: result.WeightStats.of(
+                new[role],
+                layers=model.offloaded.num_layers,
+                home_bytes=model.offloaded.home_bytes,
+                device_bytes=model.weights,
+            )
+            for role, model in sizes
+            if model.offloaded is not None
+        }
 
     def _warnings(
         self, run: TreeRun, request: Request, candidates: Sequence[Candidate], chosen: Candidate

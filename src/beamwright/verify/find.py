@@ -31,6 +31,7 @@ from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, agg
 
 if TYPE_CHECKING:
     from beamwright.models.load import LoadedModel
+    from beamwright.models.offload import LayerOffload
     from beamwright.models.tree_model import TreeModel
 
 _LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
@@ -184,7 +185,9 @@ class VerifierSource:
 
 
 def resolve_verifier(
-    settings: ModelSettings, generator: LoadedModel | None = None
+    settings: ModelSettings,
+    generator: LoadedModel | None = None,
+    offload: LayerOffload | None = None,
 ) -> VerifierSource:
     """Resolve `--verifier`, and load its model if it has one. The values are:
 
@@ -197,6 +200,7 @@ def resolve_verifier(
       `deepconf-tail[:WINDOW]`, and the names of declared verifiers: no second model.
 
     generator: the loaded generator; None if it runs on a remote server.
+    offload: takes the weights of the verifier's layers that do not stay on the device.
 
     Raises:
         InputError: if the verifier does not exist, or if its format is not known.
@@ -216,7 +220,7 @@ def resolve_verifier(
     from beamwright.models.load import load_model  # noqa: PLC0415 (imports torch)
 
     reads = spec is not None and spec.reads_logits
-    model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
+    model = load_model(str(folder), settings, role="verifier", reads_logits=reads, offload=offload)
     return VerifierSource(spec, model, None, name)
 
 
