@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, print_json, short_number
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.plan.costs import ModelCosts, library_storage, storage_of
+from beamwright.plan.costs import ModelCosts, Roofline, library_storage, storage_of
 from beamwright.plan.machines import (
     CARDS,
     CUSTOM,
@@ -33,6 +34,8 @@ from beamwright.units import GIB
 
 if TYPE_CHECKING:
     from beamwright.models.shape import ModelShape
+    from beamwright.plan.times import Estimate
+    from beamwright.plan.workload import Workload
     from beamwright.solver.memory import MemoryPlan
     from beamwright.solver.model_bytes import ModelBytes
 
@@ -213,28 +216,114 @@ def _is_card(profile: HardwareProfile) -> bool:
     return profile.name in CARDS or profile.name == CUSTOM
 
 
-def split_memory(settings: Settings, models: EstimateModels) -> tuple[int, MemoryPlan]:
-    """Return the limit of a search's device memory in bytes, and its memory plan.
+def _limited(settings: Settings, profile: HardwareProfile) -> MemorySettings:
+    """Return the memory settings with the limit of a search's device memory.
 
-    `solve` makes the same plan for this limit. On a GPU, the limit leaves `_RESERVED_BYTES` to CUDA
-    and the display.
+    On a GPU, the limit leaves `_RESERVED_BYTES` to CUDA and the display.
 
     Raises:
-        InputError: if --memory exceeds the device's memory, or no memory is left for KV.
+        InputError: if --memory exceeds the device's memory.
     """
-    from beamwright.solver.memory import plan_memory
-
-    asked, profile = settings.memory, models.profile
-    device_bytes = profile.device_memory_bytes
+    asked, device_bytes = settings.memory, profile.device_memory_bytes
     limit = device_bytes - (_RESERVED_BYTES if _is_card(profile) else 0)
     if asked.memory is not None:
         if asked.memory > device_bytes:
             has = f"{profile.name} has {format_bytes(device_bytes)}"
             raise InputError(f"--memory is {format_bytes(asked.memory)}, but {has}")
         limit = min(asked.memory, limit)
-    asked = MemorySettings(memory=limit, kv_memory=asked.kv_memory, split=asked.split)
+    return asked.model_copy(update={"memory": limit})
+
+
+def offload_layers(
+    settings: Settings, models: EstimateModels, workload: Workload
+) -> EstimateModels:
+    """Return the models with the layers off the device for which `solve` finds no memory.
+
+    Raises:
+        InputError: if --memory exceeds the device's memory.
+    """
+    from beamwright.solver.offload import choose_offload
+
+    present = [each for each in (models.generator, models.verifier) if each is not None]
+    memory, rules = _limited(settings, models.profile), models.memory_rules(settings)
+    sizes = [each.sizes for each in present]
+    chosen = choose_offload(memory, sizes, workload, models.profile, rules)
+    moved = [
+        replace(
+            each,
+            sizes=sizes,
+            costs=replace(each.costs, offloaded_bytes=sizes.costs.offloaded_bytes),
+        )
+        for each, sizes in zip(present, chosen, strict=True)
+    ]
+    verifier = moved[1] if len(moved) > 1 else None
+    return replace(models, generator=moved[0], verifier=verifier)
+
+
+def split_memory(settings: Settings, models: EstimateModels) -> tuple[int, MemoryPlan]:
+    """Return the limit of a search's device memory in bytes, and its memory plan.
+
+    `solve` makes the same plan for this limit.
+
+    Raises:
+        InputError: if --memory exceeds the device's memory, or no memory is left for KV.
+    """
+    from beamwright.solver.memory import plan_memory
+
+    asked, profile = _limited(settings, models.profile), models.profile
+    assert asked.memory is not None
     try:
         rules = models.memory_rules(settings)
-        return limit, plan_memory(asked, *models.sizes, settings.search.n, **rules)
+        return asked.memory, plan_memory(asked, *models.sizes, settings.search.n, **rules)
     except InputError as error:
-        raise InputError(f"{profile.name}, {format_bytes(device_bytes)}: {error}") from error
+        device = format_bytes(profile.device_memory_bytes)
+        raise InputError(f"{profile.name}, {device}: {error}") from error
+
+
+def offload_report(
+    models: EstimateModels, workload: Workload, estimate: Estimate
+) -> dict[str, dict[str, Any]]:
+    """Return a report on each model whose weights do not all fit the device, by role.
+
+    token_s: seconds in which all paths get a token, and link_share: the share of this time in which
+        weights are copied. Both are None for a verifier.
+    """
+    found = {}
+    for role, model in (("generator", models.generator), ("verifier", models.verifier)):
+        if model is None or (moved := model.sizes.offloaded) is None:
+            continue
+        token_s = share = None
+        if role == "generator" and estimate.decode_s is not None:
+            token_s = estimate.decode_s / workload.generate_tokens
+            groups = (estimate.groups or 0) / workload.num_steps
+            share = min(
+                1.0,
+                groups
+                * Roofline(model.costs, models.profile).offload_s(workload.num_beams)
+                / token_s,
+            )
+        found[role] = {
+            "layers": model.sizes.shape.layers,
+            "layers_off_device": moved.num_layers,
+            "home_bytes": moved.home_bytes,
+            "device_bytes": model.sizes.weights,
+            "token_s": token_s,
+            "link_share": share,
+        }
+    return found
+
+
+def offload_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each model in `offload_report`. report: the content of `plan --json`."""
+    for role, each in report["offload"].items():
+        stays = each["layers"] - each["layers_off_device"]
+        line = (
+            f"{role}: {stays} of {each['layers']} layers stay on the device; "
+            f"{format_bytes(each['home_bytes'])} of weights are copied there for each pass"
+        )
+        if each["token_s"] is not None:
+            line += (
+                f"; {report['n']} paths, {short_number(each['token_s'])} s a token, of which link "
+                f"{each['link_share']:.0%}"
+            )
+        yield line

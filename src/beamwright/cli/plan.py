@@ -20,6 +20,9 @@ from beamwright.cli.machine import (
     Machine,
     SizedModel,
     find_machine,
+    offload_layers,
+    offload_lines,
+    offload_report,
     print_profiles,
     read_models,
     split_memory,
@@ -61,7 +64,7 @@ _SMALLER = (
 _OPTIONS = (
     "model", "dtype", "context", "decoder", "weights", "verifier", "verifier_weights", "search",
     "n", "width", "step_tokens", "max_step_tokens", "max_rounds", "memory", "kv_memory", "split",
-    "kv_dtype", "select", "verifiers",
+    "kv_dtype", "select", "verifiers", "weights_home",
 )  # fmt: skip
 _MEANINGS = (
     "in-gpu: all KV stays on the device. locality: groups in turn, each to the end of its step. "
@@ -105,6 +108,7 @@ def _report(
 ) -> dict[str, Any]:
     models = read_models(settings, machine)
     workload = _workload(settings, models.generator.sizes.shape.context, prompt, generate)
+    models = offload_layers(settings, models, workload)
     costs = models.generator.costs.at_path_length(workload.longest, workload.step_tokens)
     models = replace(models, generator=replace(models.generator, costs=costs))
     limit, budgets, scorer = _budgets(settings, models)
@@ -135,6 +139,7 @@ def _report(
         "weight_traffic_bytes": round(costs.weight_traffic_bytes(workload.num_beams)),
         "verifier": models.verifier and _about(models.verifier, budgets.verifier_kv_bytes),
         "memory": _memory_report(settings, models, workload, need, limit, budgets.kv_bytes),
+        "offload": offload_report(models, workload, estimates["locality/tree"]),
         "fits": resident.fits,
         "borderline": resident.borderline and mean_fits,
         "max_beams_in_gpu": most,
@@ -305,6 +310,7 @@ def _page(report: Mapping[str, Any], machine: Machine) -> Group:
     parts: list[RenderableType | None] = [
         *(answer, _total(report), _memory_table(report), ""),
         *(_schedule_table(report), _MEANINGS, _STATES if report["state_bytes"] else None, ""),
+        *offload_lines(report),
         _generations(report),
         "--sparse auto: {method} ({why})".format_map(report["sparse_auto"]),
         f"{budgets}; any path fits in {least} of KV (--kv-memory)",

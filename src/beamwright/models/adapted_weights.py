@@ -75,9 +75,12 @@ def _offload(surveyed: Survey, placing: LoadOptions, layer: str) -> None:
     if placing.offload is None or not layer:
         return
     module = surveyed.layers[int(layer)]
-    experts = (each.__dict__.get("beamwright_experts") for each in module.modules())
-    inside = [linear for each in experts if each is not None for linear in each.projections]
-    placing.offload.add(int(layer), [*projections_of(module), *inside])
+    made = (each.__dict__.get("beamwright_experts") for each in module.modules())
+    experts = [each for each in made if each is not None]
+    inside = [linears for each in experts for linears in each.projections]
+    placing.offload.add(int(layer), projections_of(module), inside)
+    for each in experts:
+        each.bring = placing.offload.bring_experts(int(layer))
 
 
 def check_adapted(
@@ -319,6 +322,9 @@ class _Loader:
         plain = placing.storage is Storage.PLAIN and placing.tile_rows is None
         on_card = torch.device(placing.device).type != "cpu"
         made = Experts(
-            module, None if plain and on_card else convert, stored_projection, placing.tile_rows
+            module,
+            None if plain and on_card and placing.offload is None else convert,
+            stored_projection,
+            placing.tile_rows,
         )
         module.__dict__["beamwright_experts"] = made

@@ -9,7 +9,7 @@ used in matrix products become Beamwright's projections (`ProjectionWeight`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -158,11 +158,13 @@ class Experts:
             self._take_projections(name, convert, stored_projection) for name in (up, "down_proj")
         )
         self._grouped = isinstance(self._up, Tensor)
+        # Brings experts that are not on the device (`WeightOffload.bring_experts`).
+        self.bring: Callable[[Sequence[int]], Iterator[int]] | None = None
 
     @property
-    def projections(self) -> list[Linear]:
-        """The projections of all experts; empty if one kernel multiplies all experts at once."""
-        return [] if self._grouped else [*self._up, *self._down]
+    def projections(self) -> list[Sequence[Linear]]:
+        """The projections of each expert; empty if one kernel multiplies all experts at once."""
+        return [] if self._grouped else [*zip(self._up, self._down, strict=True)]
 
     def _take_projections(
         self,
@@ -210,9 +212,11 @@ class Experts:
         most = min(ROW_MULTIPLE * len(flat), len(flat) + (ROW_MULTIPLE - 1) * len(counts))
         rows = order.new_zeros(sum(sizes) if sizes else most)
         x = hidden[rows.index_copy_(0, by_expert, order // taken)]
-        x = self._products(self._up, x, sizes, ends)
-        x = module._apply_gate(x) if module.has_gate else module.act_fn(x)
-        x = self._products(self._down, x, sizes, ends)
+        if self.bring is None:
+            x = self._gate(self._products(self._up, x, sizes, ends))
+            x = self._products(self._down, x, sizes, ends)
+        else:
+            x = self._one_by_one(x, sizes, self.bring)
         if module.has_post_expert_norm:
             x = module.post_expert_norm(x)
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -221,6 +225,23 @@ class Experts:
         for number in range(1, taken):
             total = total + x[:, number]
         return total.to(hidden.dtype)
+
+    def _gate(self, x: Tensor) -> Tensor:
+        module = self._module
+        gated: Tensor = module._apply_gate(x) if module.has_gate else module.act_fn(x)
+        return gated
+
+    def _one_by_one(
+        self, x: Tensor, sizes: list[int], bring: Callable[[Sequence[int]], Iterator[int]]
+    ) -> Tensor:
+        """Compute one expert after the other, in the order in which they reach the device."""
+        parts = {number: part for number, part in enumerate(x.split(sizes)) if len(part)}
+        projections = self.projections
+        for number in bring([*parts]):
+            up, down = projections[number]
+            inner = self._gate(apply_padded(up, parts[number], self._tile_rows))
+            parts[number] = apply_padded(down, inner, self._tile_rows)
+        return torch.cat([*parts.values()])
 
     def _products(
         self, kept: list[Linear] | Tensor, x: Tensor, sizes: list[int], ends: Any

@@ -27,7 +27,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.sections import KVDtype
 
 if TYPE_CHECKING:
-    from beamwright.models.offload import LayerOffload
+    from beamwright.models.offload import WeightOffload
 
 ROW_MULTIPLE = 8
 # A single row is padded to this number where products of 2 rows and 8 rows are bitwise equal.
@@ -275,7 +275,7 @@ class Decoder(Protocol):
     kv_dtype: KVDtype = "auto"
     rotations: Rotations
     # Brings the weights of layers that do not stay on the device; None: all layers stay.
-    offload: LayerOffload | None = None
+    offload: WeightOffload | None = None
 
     @property
     def is_exact_for_one_row(self) -> bool:

@@ -54,7 +54,7 @@ from beamwright.models.hub import resolve_folder
 from beamwright.models.linear import make_packer, prepack_linear, quiet_import
 from beamwright.models.named import limit_context, shape_from_text
 from beamwright.models.native import library_accepts
-from beamwright.models.offload import LayerOffload
+from beamwright.models.offload import WeightOffload
 from beamwright.models.shape import ModelShape
 from beamwright.models.survey import survey_model
 from beamwright.models.tokenizer import TextCodec
@@ -113,7 +113,7 @@ def load_model(
     template_args: Mapping[str, Any] = MappingProxyType({}),
     *,
     reads_logits: bool = True,
-    offload: LayerOffload | None = None,
+    offload: WeightOffload | None = None,
 ) -> LoadedModel:
     """Load the config, weights and tokenizer of a model.
 

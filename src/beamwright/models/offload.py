@@ -1,139 +1,237 @@
-"""Weight offloading: layers whose weights are at home on the host or on disk, and visit the device.
+"""Weight offloading: weights that are at home on the host or on disk, and visit the device.
 
 A device that cannot hold all weights keeps some layers. Each other layer is copied into one of a
 few buffers before it runs (double buffering): while a layer computes, the next one arrives. All
 rows of a pass share the copy, so a search with many rows pays for it once.
 
-The tensors of an offloaded layer are views of a buffer. They never move, so a decoder runs the
-layer as if it were resident. The bytes are the same, and so are the results. Small tensors, such as
-norms and biases, stay on the device.
+The tensors of offloaded weights are views of a buffer, so a decoder runs a layer as if it were
+resident. The bytes are the same, and so are the results. Small tensors, such as norms and biases,
+stay on the device. `expert_offload` is for mixtures of experts.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from threading import RLock
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError, format_bytes
 from beamwright.kv.link import Link, Transfer
-from beamwright.kv.streams import FileBytes, LockedBlocks, Piece
 from beamwright.models.decoder import Linear
+from beamwright.models.weight_homes import WeightHome
 from beamwright.plan.costs import WEIGHT_BUFFERS
 from beamwright.protocols import Direction
 
 _ALIGNED_BYTES = 64  # every tensor in a buffer begins at a multiple of this number
 
 
-@dataclass
-class _Layer:
-    """One offloaded layer.
+class Weights:
+    """Weights that move together: the projections of a layer, or of one expert.
 
-    buffer: the number of its buffer.
-    linears: its projections, whose tensors are in the buffer.
+    key: their key in the home. linears: the projections. num_bytes: their bytes at home.
+    sizes: bytes of each of their tensors in a buffer, and True if oneDNN packed the tensor.
     parts: the bytes of these tensors in the buffer, the destinations of copies.
-    num_bytes: the layer's bytes at home.
-    ready: the copy into the buffer that was queued last.
+    ready: the copy that was queued last.
     """
 
-    number: int
-    buffer: int
-    linears: Sequence[Linear] = ()
-    parts: Sequence[Tensor] = ()
-    num_bytes: int = 0
-    ready: Transfer | None = None
+    def __init__(self, key: Hashable, linears: Sequence[Linear]) -> None:
+        self.key, self.linears = key, linears
+        self.parts: list[Tensor] = []
+        self.ready: Transfer | None = None
+        self._tensors = [tensor for linear in linears for tensor in linear.stored]
+        self.sizes = [(view_bytes(each).nbytes, each.is_mkldnn) for each in self._tensors]
+        self.num_bytes = sum(size for size, _ in self.sizes)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that these weights need in a buffer, without tensors that oneDNN packed."""
+        return sum(_aligned(size) for size, packed in self.sizes if not packed)
+
+    def move_home(self, home: WeightHome) -> list[Tensor]:
+        """Copy the weights home and drop their memory. Return the tensors that oneDNN packed."""
+        home.store(self.key, [view_bytes(tensor) for tensor in self._tensors])
+        packed = [tensor for tensor in self._tensors if tensor.is_mkldnn]
+        self._place([_without_memory(tensor) for tensor in self._tensors])
+        self._tensors = []
+        return packed
+
+    def bind(self, buffer: Buffer) -> None:
+        """Use the memory of a buffer for the weights."""
+        bound, at = list[Tensor](), 0
+        likes = (tensor for linear in self.linears for tensor in linear.stored)
+        for order, (like, (size, packed)) in enumerate(zip(likes, self.sizes, strict=True)):
+            if packed:
+                bound.append(buffer.packed[order, size])
+                continue
+            place = buffer.memory[at : at + size].view(like.dtype)
+            bound.append(place.as_strided(like.shape, like.stride(), place.storage_offset()))
+            at += _aligned(size)
+        self.parts = [view_bytes(tensor) for tensor in bound]
+        self._place(bound)
+
+    def _place(self, tensors: Sequence[Tensor]) -> None:
+        given = iter(tensors)
+        for linear in self.linears:
+            linear.place_stored([next(given) for _ in linear.stored])
 
 
-class WeightHome(Protocol):
-    """Memory in which the weights of offloaded layers live."""
+class Buffer:
+    """Device memory for weights that are not always on the device.
 
-    def store(self, number: int, parts: Sequence[Tensor]) -> None:
-        """Keep the bytes of a layer. parts: uint8 tensors, on the device or on the CPU."""
-
-    def pieces(self, number: int, parts: Sequence[Tensor]) -> list[Piece]:
-        """Return the copies that bring a layer's bytes to `parts`, in the order of `store`."""
-
-
-class HostHome:
-    """A `WeightHome` in host memory, page-locked if the device is a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._locks = device.type == "cuda"
-        self._kept: dict[int, list[Tensor]] = {}
-        self._owners: list[LockedBlocks] = []
-
-    def store(self, number: int, parts: Sequence[Tensor]) -> None:
-        self._kept[number] = [self._copy(part) for part in parts]
-
-    def pieces(self, number: int, parts: Sequence[Tensor]) -> list[Piece]:
-        return [
-            Piece(to, source, source.nbytes)
-            for to, source in zip(parts, self._kept[number], strict=True)
-        ]
-
-    def _copy(self, part: Tensor) -> Tensor:
-        if not self._locks:
-            return part.clone()
-        blocks = LockedBlocks(1, part.nbytes)
-        self._owners.append(blocks)
-        return blocks.memory.by_block[0].copy_(part)
-
-
-class FileHome:
-    """A `WeightHome` in a temporary file, which the system removes when the process ends.
-
-    Raises:
-        InputError: from `store`, if the disk is full.
+    holds: the weights that are in the buffer or on their way; None at first.
+    packed: tensors in oneDNN's own order, which cannot be views of the buffer's memory, by the
+        tensor's place among the weights and its bytes.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="beamwright-weights-")  # noqa: SIM115
-        self._kept: dict[int, list[FileBytes]] = {}
+    def __init__(self) -> None:
+        self.holds: Weights | None = None
+        self.packed: dict[tuple[int, int], Tensor] = {}
+        self.memory = torch.empty(0, dtype=torch.uint8)
 
-    def store(self, number: int, parts: Sequence[Tensor]) -> None:
-        kept = []
-        for part in parts:
-            start = self._file.seek(0, os.SEEK_END)
-            values = part.numpy()
-            try:
-                self._file.write(values.data)
-                self._file.flush()
-            except OSError as error:
-                raise InputError(
-                    f"--weights-home disk: writing {format_bytes(part.nbytes)} of weights to "
-                    f"{tempfile.gettempdir()} failed ({error.strerror}). Free disk space there, "
-                    "or set TMPDIR to another folder."
-                ) from error
-            kept.append(FileBytes.of(self._file.fileno(), start, values))
-        self._kept[number] = kept
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.nbytes + sum(size for _, size in self.packed)
 
-    def pieces(self, number: int, parts: Sequence[Tensor]) -> list[Piece]:
-        return [
-            Piece(to, source, source.num_bytes)
-            for to, source in zip(parts, self._kept[number], strict=True)
+    def accept(self, weights: Weights, packed: Sequence[Tensor]) -> bool:
+        """Keep tensors that oneDNN packed, as memory for others of the same sizes.
+
+        Return whether the buffer had no such tensors yet.
+        """
+        places = [
+            (order, size) for order, (size, is_packed) in enumerate(weights.sizes) if is_packed
         ]
+        known = [place for place in places if place in self.packed]
+        for place, tensor in zip(places, packed, strict=True):
+            self.packed.setdefault(place, tensor)
+        return not known
 
 
-class LayerOffload:
-    """Keeps the weights of some layers at home, and brings each to the device before it runs.
+class _Mover:
+    """Brings weights from their home to buffers over a link.
 
-    Fill it with `add` while a model is loaded, then call `close_loading`. A decoder then enters
-    `one_pass` for every forward pass. Passes of several threads exclude each other.
+    link: a link of its own, because only one thread may call it.
+    """
 
-    numbers: the numbers of the offloaded layers, in ascending order.
-    link: how layers travel; a link of its own, because only one thread may call it.
+    def __init__(self, home: WeightHome, link: Link) -> None:
+        self.home, self._link = home, link
+        self.bytes_moved, self.wait_s = 0, 0.0
+
+    def fetch(self, weights: Weights, buffer: Buffer) -> None:
+        """Queue a copy into a buffer, after all compute that is queued so far."""
+        before = buffer.holds
+        if before is not None and before.ready is not None and not before.ready.finished:
+            self._link.cancel([before.ready])
+        buffer.holds = None
+        pieces = self.home.pieces(weights.key, weights.parts)
+        weights.ready = self._link.submit(Direction.H2D, "weights", pieces)
+        buffer.holds = weights
+        self.bytes_moved += weights.num_bytes
+
+    def wait(self, weights: Weights) -> None:
+        """Make compute wait until the copy that was queued last is complete.
+
+        Raises:
+            LinkError: if it has failed.
+        """
+        assert weights.ready is not None
+        self.wait_s += self._link.delay_compute([weights.ready])
+
+    def close(self) -> None:
+        """Stop the link. The next copy starts it again."""
+        self._link.close()
+
+
+class WeightOffload(ABC):
+    """Base class: what a decoder and a solver know of weights that are not on the device.
+
+    home, link: where the weights live, and how they travel.
     shares_link: True if KV travels over the same physical link.
-    bytes_moved: bytes of weights copied to the device so far.
-    wait_s: seconds that compute waited for these copies, as far as the device has reported.
+    """
+
+    def __init__(self, home: WeightHome, link: Link, device: str, *, shares_link: bool) -> None:
+        self.shares_link, self._device = shares_link, torch.device(device)
+        self._mover, self._lock = _Mover(home, link), RLock()
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of weights copied to the device so far."""
+        return self._mover.bytes_moved
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that compute waited for these copies, as far as the device has reported."""
+        return self._mover.wait_s
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Number of layers with weights that are not on the device."""
+
+    @property
+    @abstractmethod
+    def home_bytes(self) -> int:
+        """Bytes of all weights at home."""
+
+    @property
+    @abstractmethod
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers on the device."""
+
+    @property
+    @abstractmethod
+    def pass_bytes(self) -> int:
+        """Bytes that a pass of many rows copies to the device."""
+
+    @abstractmethod
+    def add(
+        self, number: int, linears: Sequence[Linear], experts: Sequence[Sequence[Linear]] = ()
+    ) -> None:
+        """Move weights of a layer home while a model is loaded, as far as they are offloaded.
+
+        experts: the projections of each expert of the layer.
+        """
+
+    @abstractmethod
+    def close_loading(self) -> None:
+        """Allocate the buffers; weights that were added can be used from now on.
+
+        Raises:
+            RuntimeError: if the device has too little memory.
+        """
+
+    def bring_experts(self, layer: int) -> Callable[[Sequence[int]], Iterator[int]] | None:
+        """Return a function that brings experts of a layer; None if they come with the layer.
+
+        The function takes the numbers of experts, and yields each once it is on the device. The
+        caller uses an expert before it asks for the next one.
+        """
+        return None
+
+    @contextmanager
+    def one_pass(self) -> Iterator[Callable[[int], None]]:
+        """Give a function to call with a layer's number before the layer runs.
+
+        Passes of several threads exclude each other.
+
+        Raises:
+            LinkError: from the function, if a copy has failed.
+        """
+        with self._lock:
+            yield lambda number: None
+
+    def close(self) -> None:
+        """Stop the link. The next pass starts it again."""
+        self._mover.close()
+
+
+class LayerOffload(WeightOffload):
+    """Keeps some layers at home, and brings each to the device before it runs.
+
+    numbers: the numbers of these layers, in ascending order. link: how they travel.
     """
 
     def __init__(
@@ -145,85 +243,49 @@ class LayerOffload:
         *,
         shares_link: bool = True,
     ) -> None:
-        self.shares_link = shares_link
-        self._num_buffers = min(WEIGHT_BUFFERS, len(numbers))
-        self._layers = {
-            number: _Layer(number, turn % self._num_buffers) for turn, number in enumerate(numbers)
-        }
-        self._home, self._link, self._device = home, link, torch.device(device)
-        self._lock = RLock()
-        self._held: dict[int, int] = {}  # by buffer: the layer that is in it, or on its way
-        self._buffers: list[Tensor] = []
-        # oneDNN's tensors cannot be views of a buffer. So each buffer also has tensors of its own,
-        # by (buffer, place within the layer, bytes).
-        self._packed: dict[tuple[int, int, int], Tensor] = {}
-        self.bytes_moved, self.wait_s = 0, 0.0
+        super().__init__(home, link, device, shares_link=shares_link)
+        self._buffers = [Buffer() for _ in range(min(WEIGHT_BUFFERS, len(numbers)))]
+        self._turns = {number: turn for turn, number in enumerate(numbers)}
+        self._layers: dict[int, Weights] = {}
 
     @property
-    def numbers(self) -> list[int]:
-        """The numbers of the offloaded layers."""
-        return list(self._layers)
+    def num_layers(self) -> int:
+        return len(self._turns)
 
     @property
     def home_bytes(self) -> int:
-        """Bytes of weights at home."""
         return sum(layer.num_bytes for layer in self._layers.values())
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the buffers on the device."""
-        packed = sum(num_bytes for *_, num_bytes in self._packed)
-        return packed + sum(buffer.nbytes for buffer in self._buffers)
+        return sum(buffer.num_bytes for buffer in self._buffers)
+
+    @property
+    def pass_bytes(self) -> int:
+        return self.home_bytes
 
     # --- loading -----------------------------------------------------------------------------
 
-    def add(self, number: int, linears: Sequence[Linear]) -> None:
-        """Move the weights of a layer home, if it is one of the offloaded layers.
-
-        The layer cannot run until `close_loading` has been called.
-        """
-        if (layer := self._layers.get(number)) is None:
+    def add(
+        self, number: int, linears: Sequence[Linear], experts: Sequence[Sequence[Linear]] = ()
+    ) -> None:
+        if number not in self._turns:
             return
-        layer.linears = linears
-        stored = [tensor for linear in linears for tensor in linear.stored]
-        parts = [view_bytes(tensor) for tensor in stored]
-        self._home.store(number, parts)
-        layer.num_bytes = sum(part.nbytes for part in parts)
-        sizes = [(layer.buffer, order, part.nbytes) for order, part in enumerate(parts)]
-        placeholders = iter([
-            self._packed.setdefault(size, tensor) if tensor.is_mkldnn else _without_memory(tensor)
-            for size, tensor in zip(sizes, stored, strict=True)
-        ])  # fmt: skip
-        for linear in linears:
-            linear.place_stored([next(placeholders) for _ in linear.stored])
+        whole = [*linears, *(linear for each in experts for linear in each)]
+        layer = self._layers[number] = Weights(number, whole)
+        self._buffer(number).accept(layer, layer.move_home(self._mover.home))
 
     def close_loading(self) -> None:
-        """Allocate the buffers, and bind the weights of all offloaded layers to them.
-
-        Raises:
-            RuntimeError: if the device has too little memory.
-        """
-        layers = self._layers.values()
-        most = max(_buffer_bytes(layer.linears) for layer in layers)
-        self._buffers = [
-            torch.zeros(most, dtype=torch.uint8, device=self._device)
-            for _ in range(self._num_buffers)
-        ]
-        for layer in layers:
-            layer.parts = _bind(layer.linears, self._buffers[layer.buffer])
+        most = max(layer.buffer_bytes for layer in self._layers.values())
+        for buffer in self._buffers:
+            buffer.memory = torch.zeros(most, dtype=torch.uint8, device=self._device)
+        for number, layer in self._layers.items():
+            layer.bind(self._buffer(number))
 
     # --- running -----------------------------------------------------------------------------
 
     @contextmanager
     def one_pass(self) -> Iterator[Callable[[int], None]]:
-        """Return a function to call with a layer's number before the layer runs.
-
-        The function waits until the layer's weights are on the device. It also marks the layer
-        before as finished, so that its buffer takes the next layer.
-
-        Raises:
-            LinkError: from the function, if a copy has failed.
-        """
         with self._lock:
             last: int | None = None
 
@@ -239,43 +301,33 @@ class LayerOffload:
                 self._finish(last)
 
     def close(self) -> None:
-        """Stop the link. The next pass starts it again."""
-        self._held.clear()
-        for layer in self._layers.values():
-            layer.ready = None
-        self._link.close()
+        for buffer in self._buffers:
+            buffer.holds = None
+        super().close()
+
+    def _buffer(self, number: int) -> Buffer:
+        return self._buffers[self._turns[number] % len(self._buffers)]
 
     def _require(self, number: int) -> None:
-        layer = self._layers.get(number)
-        if layer is None:
+        if (layer := self._layers.get(number)) is None:
             return
-        if self._held.get(layer.buffer) != number:
-            self._fetch(layer)
-        assert layer.ready is not None
-        self.wait_s += self._link.delay_compute([layer.ready])
+        if self._buffer(number).holds is not layer:
+            self._mover.fetch(layer, self._buffer(number))
+        self._mover.wait(layer)
 
     def _finish(self, number: int | None) -> None:
         """Let the buffer of a layer that has run take the layer that needs it next."""
-        layer = None if number is None else self._layers.get(number)
-        if layer is None or self._held.get(layer.buffer) != number:
+        if number not in self._layers or self._buffer(number).holds is not self._layers[number]:
             return
-        ring = [each.number for each in self._layers.values() if each.buffer == layer.buffer]
-        follow = ring[(ring.index(layer.number) + 1) % len(ring)]
+        ring = [each for each in self._turns if self._buffer(each) is self._buffer(number)]
+        follow = ring[(ring.index(number) + 1) % len(ring)]
         if follow != number:
-            self._fetch(self._layers[follow])
-
-    def _fetch(self, layer: _Layer) -> None:
-        """Queue the copy of a layer into its buffer, after all compute that is queued so far."""
-        before = self._held.pop(layer.buffer, None)
-        if before is not None and (left := self._layers[before].ready) is not None:
-            self._link.cancel([left])
-        pieces = self._home.pieces(layer.number, layer.parts)
-        layer.ready = self._link.submit(Direction.H2D, "weights", pieces)
-        self._held[layer.buffer] = layer.number
-        self.bytes_moved += layer.num_bytes
+            self._mover.fetch(self._layers[follow], self._buffer(number))
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
+    if tensor.is_mkldnn:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     size = tensor.shape, tensor.stride()
     return torch.empty_strided(*size, dtype=tensor.dtype, device="meta")
 
@@ -290,29 +342,6 @@ def view_bytes(tensor: Tensor) -> Tensor:
         memory = (ctypes.c_uint8 * size).from_address(torch.ops.mkldnn.data_ptr(tensor))
         return torch.frombuffer(memory, dtype=torch.uint8)
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
-
-
-def _buffer_bytes(linears: Sequence[Linear]) -> int:
-    """Return the bytes that the weights of one layer take in a buffer."""
-    tensors = (tensor for linear in linears for tensor in linear.stored)
-    return sum(_aligned(tensor.nbytes) for tensor in tensors if not tensor.is_mkldnn)
-
-
-def _bind(linears: Sequence[Linear], buffer: Tensor) -> list[Tensor]:
-    """Bind the weights of one layer to a buffer, and return the bytes of each tensor in it."""
-    parts, at = list[Tensor](), 0
-    for linear in linears:
-        bound = []
-        for like in linear.stored:
-            if like.is_mkldnn:
-                bound.append(like)
-                continue
-            place = buffer[at : at + like.nbytes].view(like.dtype)
-            bound.append(place.as_strided(like.shape, like.stride(), place.storage_offset()))
-            at += _aligned(like.nbytes)
-        linear.place_stored(bound)
-        parts += map(view_bytes, bound)
-    return parts
 
 
 def _aligned(num_bytes: int) -> int:

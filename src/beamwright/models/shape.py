@@ -72,12 +72,15 @@ class BuiltSizes:
     active: the parameters that are used for one token.
     head: the parameters of the LM head, or 0 if it is tied.
     matrices: (rows, columns, count) of the projections that `--weights` quantises.
+    experts: the parameters of all routed experts. num_experts: the number of these experts.
     """
 
     parameters: int
     active: int
     head: int
     matrices: tuple[tuple[int, int, int], ...]
+    experts: int = 0
+    num_experts: int = 0
 
 
 @dataclass(frozen=True)

@@ -433,12 +433,14 @@ def _sizes(surveyed: Survey) -> BuiltSizes:
     for name, each in named.items():
         if surveyed.quantises(name):
             matrices[(each.shape[0], each.shape[1])] += 1
-    idle = 0
+    idle = experts = num_experts = 0
     for name, taken in surveyed.experts.items():
         module = surveyed.model.get_submodule(name)
+        num_experts += module.num_experts
         for each in module.parameters(recurse=False):
             idle += each.numel() * (module.num_experts - taken) // module.num_experts
             if each.dim() == 3:
+                experts += each.numel()
                 rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
                 matrices[(rows, columns)] += module.num_experts
     head, table = (
@@ -446,4 +448,5 @@ def _sizes(surveyed: Survey) -> BuiltSizes:
         surveyed.model.get_input_embeddings().weight,
     )
     own = 0 if head is None or head.weight is table else head.weight.numel()
-    return BuiltSizes(total, total - idle, own, tuple((*size, n) for size, n in matrices.items()))
+    sizes = tuple((*size, n) for size, n in matrices.items())
+    return BuiltSizes(total, total - idle, own, sizes, experts, num_experts)

@@ -25,7 +25,7 @@ from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.grouped import check_size, join_projections
 from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
-from beamwright.models.offload import LayerOffload
+from beamwright.models.offload import WeightOffload
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
@@ -61,7 +61,7 @@ class LoadOptions:
     head: bool = True
     tile_rows: int | None = None
     has_others: bool = False
-    offload: LayerOffload | None = None
+    offload: WeightOffload | None = None
 
 
 class _Reader:
@@ -227,7 +227,7 @@ def random_weights(
     seed: int,
     storage: Storage = Storage.PLAIN,
     pack: Convert = keep_unchanged,
-    offload: LayerOffload | None = None,
+    offload: WeightOffload | None = None,
 ) -> DecoderWeights:
     """Draw weights from N(0, 0.02), for benchmarks in which only sizes matter.
 

@@ -388,12 +388,12 @@ class Roofline:
         memory_s, compute_s, launch_s = self.pass_parts_s(
             num_rows, kv_tokens_read, kv_tokens_seen, layout, num_states
         )
-        return max(max(memory_s, compute_s) + launch_s, self.offload_s)
+        return max(max(memory_s, compute_s) + launch_s, self.offload_s(num_rows))
 
-    @property
-    def offload_s(self) -> float:
-        """Seconds to copy all offloaded weights to the device, which every pass does."""
-        return self.transfer_s(self.model.offloaded_bytes, 0, Direction.H2D)
+    def offload_s(self, num_tokens: int) -> float:
+        """Return the seconds in which a pass copies the offloaded weights that it needs."""
+        needed = self.model.offloaded_bytes * self.model.share_of_weights_read(num_tokens)
+        return self.transfer_s(needed, 0, Direction.H2D)
 
     def pass_costs(self) -> PassCosts:
         """Return the costs of a pass without reading KV; the scheduler adds that time."""
@@ -402,7 +402,7 @@ class Roofline:
         bandwidth = hardware.h2d_bandwidth * hardware.link_share
         byte_s = 1 / (hardware.device_bandwidth * hardware.bandwidth_share)
         state_s = 2 * self.model.state_bytes * byte_s
-        weights_s = max(weights_s, self.offload_s)
+        weights_s = max(weights_s, self.offload_s(rows))
         return PassCosts(weights_s, rows_s / rows, launch_s, bandwidth, byte_s, state_s)
 
     def transfer_s(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
@@ -431,7 +431,7 @@ class Roofline:
         memory_s, compute_s, launch_s = self.pass_parts_s(
             num_rows, kv_tokens_read, kv_tokens_seen, layout
         )
-        if self.offload_s > max(memory_s, compute_s) + launch_s:
+        if self.offload_s(num_rows) > max(memory_s, compute_s) + launch_s:
             return "offloaded weights"
         if launch_s > max(memory_s, compute_s):
             return "launches"

@@ -43,7 +43,7 @@ from beamwright.models.load import (
     load_model,
     make_free_memory_reader,
 )
-from beamwright.models.offload import LayerOffload
+from beamwright.models.offload import WeightOffload
 from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.models.weights import trim_heap
 from beamwright.plan.costs import Roofline, Storage
@@ -105,7 +105,7 @@ class Machinery:
     rule: SparseRule | None = None  # the selection rule of sparse decoding
     why_sparse: str | None = None  # reason, as text, why `--sparse auto` chose its method
     # By role, the layers whose weights are not on the device.
-    offloads: Mapping[str, LayerOffload] = MappingProxyType({})
+    offloads: Mapping[str, WeightOffload] = MappingProxyType({})
     remote: RemoteGenerator | None = None  # the generator, if it is a remote server
     verifier_model: LoadedModel | None = None  # the verifier's model without KV, as loaded
 
@@ -420,5 +420,7 @@ def _sizes(model: LoadedModel, *, scores: bool = False, parts: int = 1) -> Model
     kept = decoder.shape, decoder.dtype.itemsize, model.storage, decoder.kv_dtype
     offload, moved = decoder.offload, None
     if offload is not None:
-        moved = Offloaded(len(offload.numbers), offload.home_bytes, offload.buffer_bytes)
+        moved = Offloaded(
+            offload.num_layers, offload.home_bytes, offload.buffer_bytes, offload.pass_bytes
+        )
     return ModelBytes(*kept, scores, parts, moved)

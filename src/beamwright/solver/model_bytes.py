@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import (
@@ -31,12 +32,14 @@ _TOKENS_OF_A_ROW = 128
 class Offloaded:
     """Layers of one model that are not on the device (`models.offload`).
 
-    home_bytes: their weights on the host or on disk. buffer_bytes: buffers on the device.
+    home_bytes: weights on the host or on disk. buffer_bytes: buffers on the device.
+    pass_bytes: bytes that a pass of many rows copies to the device.
     """
 
     num_layers: int
     home_bytes: int
     buffer_bytes: int
+    pass_bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class ModelBytes:
     def costs(self) -> ModelCosts:
         """FLOPs and bytes of this model's passes, from which `plan.costs` estimates times."""
         costs = ModelCosts.of(self.shape, self.element_bytes, self.storage, self.kv_dtype)
-        moved = 0 if self.offloaded is None else self.offloaded.home_bytes
+        moved = 0 if self.offloaded is None else self.offloaded.pass_bytes
         return replace(costs, offloaded_bytes=moved)
 
     @property
@@ -81,18 +84,21 @@ class ModelBytes:
     def with_offloaded(self, num_layers: int) -> ModelBytes:
         """Return this model with the weights of `num_layers` layers off the device.
 
-        All layers are assumed to be equally large.
+        All layers are assumed to be equally large. A mixture of experts has all experts at home.
+        The device also keeps as many of them as the other layers have.
         """
         if not num_layers:
             return replace(self, offloaded=None)
         whole = projection_bytes(self.shape, self.element_bytes, self.storage)
-        layer = whole // self.shape.layers
-        return replace(
-            self,
-            offloaded=Offloaded(
-                num_layers, num_layers * layer, min(num_layers, WEIGHT_BUFFERS) * layer
-            ),
-        )
+        built, depth = self.shape.built, self.shape.layers
+        if built is None or not built.experts:
+            home, buffers = num_layers * whole // depth, WEIGHT_BUFFERS * whole // depth
+            return replace(self, offloaded=Offloaded(num_layers, home, buffers, home))
+        values = sum(map(prod, self.shape.matrices))
+        home = whole * built.experts // values
+        passing = WEIGHT_BUFFERS * home // built.num_experts
+        moved = home * num_layers // depth
+        return replace(self, offloaded=Offloaded(num_layers, home, home - moved + passing, moved))
 
     @property
     def kv_per_token(self) -> int:

@@ -10,9 +10,11 @@ from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.kv.link import StreamLink, Wire
 from beamwright.kv.streams import CudaStreams, HostStreams
+from beamwright.models.expert_offload import ExpertOffload
 from beamwright.models.hf_config import find_shape
 from beamwright.models.load import resolve_precision
-from beamwright.models.offload import FileHome, HostHome, LayerOffload, WeightHome
+from beamwright.models.offload import LayerOffload, WeightOffload
+from beamwright.models.weight_homes import FileHome, HostHome, WeightHome
 from beamwright.plan.machines import with_link_bandwidth
 from beamwright.solver.auto_settings import expected_workload, machine_profile
 from beamwright.solver.memory import host_memory_bytes
@@ -25,7 +27,7 @@ _FREE_SHARE = 0.9  # share of a GPU's free memory that is used without `--memory
 
 def make_offloads(
     settings: Settings, wire: Wire, free_bytes: int | None, *, has_own: bool
-) -> Mapping[str, LayerOffload]:
+) -> Mapping[str, WeightOffload]:
     """Return, by role, what takes the weights of layers that do not fit; empty if all fit.
 
     wire: the link to the host, which KV shares.
@@ -60,7 +62,7 @@ def make_offloads(
     }
 
 
-def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.device) -> LayerOffload:
+def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.device) -> WeightOffload:
     moved = model.offloaded
     assert moved is not None
     if settings.sparse.sparse != "off":
@@ -80,13 +82,12 @@ def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.devic
     home: WeightHome = FileHome() if on_disk else HostHome(device)
     own = Wire(wire.emulated_bandwidth) if on_disk else wire
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
-    return LayerOffload(
-        spread_layers(model.shape.layers, moved.num_layers),
-        home,
-        StreamLink(streams, wire=own),
-        str(device),
-        shares_link=not on_disk,
-    )
+    link, depth = StreamLink(streams, wire=own), model.shape.layers
+    if model.shape.built is not None and model.shape.built.experts:
+        kept = 1 - moved.num_layers / depth
+        return ExpertOffload(kept, home, link, str(device), shares_link=not on_disk)
+    numbers = spread_layers(depth, moved.num_layers)
+    return LayerOffload(numbers, home, link, str(device), shares_link=not on_disk)
 
 
 def _sizes(settings: Settings, *, has_own: bool) -> list[ModelBytes]:

@@ -31,7 +31,7 @@ from beamwright.verify.spec import LIKELIHOOD_SPEC, JudgeSpec, VerifierSpec, agg
 
 if TYPE_CHECKING:
     from beamwright.models.load import LoadedModel
-    from beamwright.models.offload import LayerOffload
+    from beamwright.models.offload import WeightOffload
     from beamwright.models.tree_model import TreeModel
 
 _LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
@@ -187,7 +187,7 @@ class VerifierSource:
 def resolve_verifier(
     settings: ModelSettings,
     generator: LoadedModel | None = None,
-    offload: LayerOffload | None = None,
+    offload: WeightOffload | None = None,
 ) -> VerifierSource:
     """Resolve `--verifier`, and load its model if it has one. The values are:
 
