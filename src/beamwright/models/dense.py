@@ -28,6 +28,7 @@ from beamwright.models.decoder import (
 from beamwright.models.formats.plain_files import RowReader
 from beamwright.models.native import CLibraryLayers, is_native
 from beamwright.models.shape import ModelShape
+from beamwright.models.weight_homes import HostTable
 
 
 @dataclass
@@ -85,12 +86,13 @@ class Layer:
 class DecoderWeights:
     """All weights of a decoder.
 
-    embedding: the table [vocab, hidden], or a reader of its rows in the checkpoint file.
+    embedding: the table [vocab, hidden], a reader of its rows in the checkpoint file, or the table
+        in host memory.
     lm_head: the LM head; if it is tied, its weight is the embedding.
     positions: OPT's table of learned positions; None for rotary positions.
     """
 
-    embedding: Tensor | RowReader
+    embedding: Tensor | RowReader | HostTable
     layers: list[Layer]
     lm_head: Linear
     final_norm: Norm

@@ -150,9 +150,11 @@ class WeightOffload(ABC):
 
     home, link: where the weights live, and how they travel.
     shares_link: True if KV travels over the same physical link.
+    table_bytes: bytes of an embedding table that is not on the device either.
     """
 
     def __init__(self, home: WeightHome, link: Link, device: str, *, shares_link: bool) -> None:
+        self.table_bytes = 0
         self.shares_link, self._device = shares_link, torch.device(device)
         self._mover, self._lock = _Mover(home, link), RLock()
 

@@ -25,6 +25,17 @@ class WeightHome(Protocol):
         """Return the copies that bring the bytes to `parts`, in the order of `store`."""
 
 
+class HostTable:
+    """An embedding table in host memory, of which each pass copies a few rows to the device."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._device, self._rows = table.device, table.cpu()
+
+    def __getitem__(self, token_ids: Tensor) -> Tensor:
+        """Return the rows [tokens, columns] of `token_ids` [tokens], on the device."""
+        return self._rows[token_ids.cpu()].to(self._device)
+
+
 class HostHome:
     """A `WeightHome` in host memory, page-locked if the device is a GPU."""
 

@@ -27,12 +27,11 @@ from beamwright.models.linear import head_linear, quantise_linear
 from beamwright.models.native import can_multiply
 from beamwright.models.offload import WeightOffload
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
-from beamwright.plan.costs import Storage
+from beamwright.models.weight_homes import HostTable
+from beamwright.plan.costs import LARGE_TABLE_BYTES, Storage
 
 Convert = Callable[[Linear], Linear]
 
-# An embedding larger than this stays in its file. Reading a row takes 1 us, much less than a pass.
-_LARGE_TABLE_BYTES = 1 << 26
 _CHECKED_VALUES = 1 << 22  # values checked at once; a sum in float32 copies them
 
 
@@ -273,7 +272,7 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
 
 def _load_embedding_and_head(
     shape: ModelShape, reader: _Reader, head: _Reader
-) -> tuple[Tensor | RowReader, Linear]:
+) -> tuple[Tensor | RowReader | HostTable, Linear]:
     """Load the embedding and the LM head. The head has no outputs if the shape has no LM head."""
     name, size = "embed_tokens.weight", (shape.vocab, shape.hidden)
     if shape.has_lm_head and reader.placing.storage is Storage.BLOCKS:
@@ -287,8 +286,15 @@ def _load_embedding_and_head(
     else:
         whole = Linear(table if shape.tied else head.read_tensor("lm_head.weight", *size))
         lm_head = reader.placing.pack(head_linear(whole, reader.placing.storage))
-    stays = lm_head.weight is table or table.nbytes < _LARGE_TABLE_BYTES
-    return table if stays else reader.stored_rows(name) or table, lm_head
+    if lm_head.weight is table or table.nbytes < LARGE_TABLE_BYTES:
+        return table, lm_head
+    rows: RowReader | HostTable | None = reader.stored_rows(name)
+    offload = reader.placing.offload
+    if rows is None and offload is not None:
+        rows = HostTable(table)
+    if rows is not None and offload is not None:
+        offload.table_bytes = table.nbytes
+    return table if rows is None else rows, lm_head
 
 
 def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> Layer:

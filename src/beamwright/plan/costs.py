@@ -40,6 +40,9 @@ QUANTISED_GEMM_ROWS = 256
 # In 16 bits, this many weights fit the L2 cache of a large GPU.
 DEQUANTISED_VALUES = 1 << 24
 
+# An embedding larger than this stays in its file, or on the host if layers are offloaded. Reading a
+# row takes 1 us, much less than a pass.
+LARGE_TABLE_BYTES = 1 << 26
 # Buffers that offloaded layers take turns in (`models.offload`): one computes while the next one
 # arrives.
 WEIGHT_BUFFERS = 2

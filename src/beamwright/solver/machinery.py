@@ -421,6 +421,9 @@ def _sizes(model: LoadedModel, *, scores: bool = False, parts: int = 1) -> Model
     offload, moved = decoder.offload, None
     if offload is not None:
         moved = Offloaded(
-            offload.num_layers, offload.home_bytes, offload.buffer_bytes, offload.pass_bytes
+            offload.num_layers,
+            offload.home_bytes + offload.table_bytes,
+            offload.buffer_bytes,
+            offload.pass_bytes,
         )
     return ModelBytes(*kept, scores, parts, moved)

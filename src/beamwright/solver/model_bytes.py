@@ -9,6 +9,7 @@ from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import (
     CAPTURED_TOKENS,
     CHUNK_TOKENS,
+    LARGE_TABLE_BYTES,
     WEIGHT_BUFFERS,
     ModelCosts,
     Storage,
@@ -84,7 +85,8 @@ class ModelBytes:
     def with_offloaded(self, num_layers: int) -> ModelBytes:
         """Return this model with the weights of `num_layers` layers off the device.
 
-        All layers are assumed to be equally large. A mixture of experts has all experts at home.
+        All layers are assumed to be equally large. A large embedding table that is not the LM head
+        leaves the device, too. A mixture of experts has all experts at home.
         The device also keeps as many of them as the other layers have.
         """
         if not num_layers:
@@ -93,7 +95,10 @@ class ModelBytes:
         built, depth = self.shape.built, self.shape.layers
         if built is None or not built.experts:
             home, buffers = num_layers * whole // depth, WEIGHT_BUFFERS * whole // depth
-            return replace(self, offloaded=Offloaded(num_layers, home, buffers, home))
+            table = 0 if self.shape.tied else self.shape.vocab * self.shape.hidden
+            table *= self.element_bytes
+            table = table if table >= LARGE_TABLE_BYTES else 0
+            return replace(self, offloaded=Offloaded(num_layers, home + table, buffers, home))
         values = sum(map(prod, self.shape.matrices))
         home = whole * built.experts // values
         passing = WEIGHT_BUFFERS * home // built.num_experts
