@@ -288,13 +288,11 @@ def _load_embedding_and_head(
         lm_head = reader.placing.pack(head_linear(whole, reader.placing.storage))
     if lm_head.weight is table or table.nbytes < LARGE_TABLE_BYTES:
         return table, lm_head
-    rows: RowReader | HostTable | None = reader.stored_rows(name)
-    offload = reader.placing.offload
-    if rows is None and offload is not None:
-        rows = HostTable(table)
-    if rows is not None and offload is not None:
-        offload.table_bytes = table.nbytes
-    return table if rows is None else rows, lm_head
+    stored, offload = reader.stored_rows(name), reader.placing.offload
+    if offload is None:
+        return stored or table, lm_head
+    offload.table_bytes = table.nbytes
+    return stored or HostTable(table), lm_head
 
 
 def _layer(shape: ModelShape, called: TensorNames, reader: _Reader, at: str) -> Layer:
