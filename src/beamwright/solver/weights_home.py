@@ -20,8 +20,10 @@ from beamwright.solver.auto_settings import expected_workload, machine_profile
 from beamwright.solver.memory import host_memory_bytes
 from beamwright.solver.model_bytes import ModelBytes
 from beamwright.solver.offload import choose_offload, spread_layers
+from beamwright.sparse.rule import METHODS
 from beamwright.verify.find import find_verifier_shape
 
+_DISK_BANDWIDTH = 2_000_000_000  # bytes per second of an NVMe drive, assumed
 _FREE_SHARE = 0.9  # share of a GPU's free memory that is used without `--memory`
 
 
@@ -49,9 +51,10 @@ def make_offloads(
         "free_bytes": free_bytes,
         "step_tokens": settings.step.longest if device.type == "cpu" else None,
     }
-    profile = with_link_bandwidth(
-        machine_profile(settings.model.device, graphs=False), settings.schedule.link_bandwidth
-    )
+    bandwidth = settings.schedule.link_bandwidth
+    if _is_on_disk(settings):
+        bandwidth = min(_DISK_BANDWIDTH, bandwidth or _DISK_BANDWIDTH)
+    profile = with_link_bandwidth(machine_profile(str(device), graphs=False), bandwidth)
     workload = expected_workload(settings, models[0].shape.context)
     chosen = choose_offload(memory, models, workload, profile, rules)
     roles = zip(("generator", "verifier"), chosen, strict=False)
@@ -65,13 +68,13 @@ def make_offloads(
 def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.device) -> WeightOffload:
     moved = model.offloaded
     assert moved is not None
-    if settings.sparse.sparse != "off":
+    method = METHODS.get(settings.sparse.sparse)
+    if method is not None and method.query == "ahead":
         raise InputError(
-            f"--sparse {settings.sparse.sparse} needs all weights on the device. They take "
-            f"{format_bytes(model.all_weights)}: raise --memory."
+            f"--sparse {settings.sparse.sparse} reads the next layer's weights early, so all "
+            f"weights must fit. They take {format_bytes(model.all_weights)}: raise --memory."
         )
-    named = settings.memory.weights_home
-    on_disk = named == "disk" or (named == "auto" and device.type == "cpu")
+    on_disk = _is_on_disk(settings)
     if on_disk and device.type != "cpu":
         raise InputError("--weights-home disk: a GPU gets weights from the host; use host")
     if not on_disk and moved.home_bytes > (most := host_memory_bytes()):
@@ -88,6 +91,11 @@ def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.devic
         return ExpertOffload(kept, home, link, str(device), shares_link=not on_disk)
     numbers = spread_layers(depth, moved.num_layers)
     return LayerOffload(numbers, home, link, str(device), shares_link=not on_disk)
+
+
+def _is_on_disk(settings: Settings) -> bool:
+    named = settings.memory.weights_home
+    return named == "disk" or (named == "auto" and settings.model.device == "cpu")
 
 
 def _sizes(settings: Settings, *, has_own: bool) -> list[ModelBytes]:
