@@ -30,7 +30,7 @@ from beamwright.config import describe_invalid, section_fields
 from beamwright.errors import BeamwrightError, InputError, error_line
 from beamwright.io import installed_entry_points
 from beamwright.registry import PLUGIN_MODULE, Table, TableEntry, flag_of, unknown_option
-from beamwright.sections import OpenSection
+from beamwright.sections import ExtensibleSection
 
 R = TypeVar("R", bound=TableEntry)
 M = TypeVar("M", bound=Callable[..., Any])
@@ -82,7 +82,10 @@ verifier = partial(declaration, VERIFIERS, TableEntry)
 
 
 def declared_values(
-    table: Table[Any], rows: Sequence[TableEntry], settings: OpenSection, named: str | None = None
+    table: Table[Any],
+    rows: Sequence[TableEntry],
+    settings: ExtensibleSection,
+    named: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return for each row the values of its own options, taken from the section `settings`.
 

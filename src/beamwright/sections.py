@@ -47,7 +47,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class OpenSection(Section):
+class ExtensibleSection(Section):
     """A section that also accepts the options of a strategy, schedule or verifier that it names.
 
     These options are stored in `model_extra` by name. The package that declares the part checks
@@ -57,7 +57,7 @@ class OpenSection(Section):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class ModelSettings(OpenSection):
+class ModelSettings(ExtensibleSection):
     """Which models run, where, and in which precision; also the options of a declared verifier."""
 
     model: units.ModelText = option(
@@ -235,7 +235,7 @@ class StepSettings(Section):
         return self.step_tokens or max(self.step_limits or (self.max_step_tokens,))
 
 
-class SearchSettings(OpenSection):
+class SearchSettings(ExtensibleSection):
     """Which strategy runs, how wide, how the answer is chosen; also the strategy's options."""
 
     search: str | None = option(
@@ -336,7 +336,7 @@ class MemorySettings(Section):
     )
 
 
-class ScheduleSettings(OpenSection):
+class ScheduleSettings(ExtensibleSection):
     """How beams are arranged on the device. These settings change the time, never the tree.
 
     The one exception is `speculation="truncate"`: its tree differs, and depends on the timing.

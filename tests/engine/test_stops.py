@@ -58,17 +58,17 @@ def ids(*pieces):
 def end_of(row, tokens, codec=None, sizes=(1,) * 1000):
     """(tokens that a row takes, why it ends); tokens come so many at a time. None: it goes on.
 
-    Asked about its stop_token_mask only, as in the engine.
+    Asked about its possible_stops only, as in the engine.
     """
     stops, rest = StopFinder(codec or Codec()), list(tokens)
     for size in sizes:
         if not rest:
             break
         drawn = []
-        stop_token_mask, most = stops.stop_token_mask(row)
+        possible_stops, most = stops.possible_stops(row)
         for token in rest[:size]:
             drawn.append(token)
-            asked = len(drawn) >= most or (stop_token_mask is not None and stop_token_mask[token])
+            asked = len(drawn) >= most or (possible_stops is not None and possible_stops[token])
             if asked and (reason := stops.find_reason(row, drawn)):
                 return len(row.tokens) + len(drawn), reason
         row.tokens += drawn

@@ -191,7 +191,7 @@ class StopFinder:
         self._marks = codec.thoughts if codec is not None else None
         self._possible_stops: dict[tuple[bytes, ...], NDArray[np.bool_]] = {}
 
-    def stop_token_mask(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
+    def possible_stops(self, row: Row) -> tuple[NDArray[np.bool_] | None, int]:
         """Return which tokens can stop a row, so that `find_reason` is called only for these.
 
         The first value is a mask [vocabulary]: EOS tokens, and tokens with the last byte of a

@@ -166,7 +166,7 @@ class Row:
     node: Node
     segment: Segment
     decoding: DecodingSettings
-    first_limit: RowLimit  # the step's limit; if it is no thought, `limit_outside_thought` counts
+    first_limit: RowLimit  # the step's limit, unless `limit_outside_thought` replaces it
     group: int = 0  # number of the group in which the schedule's plan submitted the node
     thought: bool | None = False  # True if the step is in a thought; None until its tokens show it
     # The step's limit if `thought` is None at first, and the tokens show that there is no thought.

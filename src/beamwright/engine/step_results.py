@@ -138,7 +138,7 @@ class IterationResults:
         ends = dict[int, tuple[NDArray[np.bool_], list[int]]]()
         for place, row in enumerate(self.rows):
             if row is not None and row.stop is None:
-                table, self._most[place] = self._stops.stop_token_mask(row)
+                table, self._most[place] = self._stops.possible_stops(row)
                 self._open[place] = True
                 if table is not None:
                     ends.setdefault(id(table), (table, []))[1].append(place)

@@ -267,7 +267,7 @@ class TreeRun:
         return node.state is NodeState.CANDIDATE and not node.ended and self._unjudged(node)
 
     def _unjudged(self, node: Node) -> bool:
-        """Return True if the step's reply answers the problem, and the verifier does not get it."""
+        """Return True if the step belongs to an answer, but is not sent to the verifier."""
         return node not in self.round.submitted and node.answers and not self.judges(node)
 
     def decide(self) -> list[Action]:

@@ -168,8 +168,8 @@ class RowTails:
         self._flat = torch.empty(0, dtype=layout.dtype, device=device)
         self._places = torch.zeros(0, dtype=torch.long, device=device)
         self._first_slots = self._places  # slots of token 0 [rows, 2, kv_heads]
-        # Slots of the current token in a layer [rows * 2 * kv_heads]. They follow the places in one
-        # tensor, so that one addition advances all of them.
+        # Slots of the current token in a layer [rows * 2 * kv_heads]: a view of the end of
+        # `_places`, behind the rows' places, so that one addition advances both.
         self._slots = self._places
         self._counts = torch.ones(0, dtype=torch.int32, device=device)
         self._masks = torch.empty(0, 0, dtype=layout.dtype, device=device)

@@ -403,7 +403,7 @@ class AdaptedDecoder(Decoder):
         """
         owners, firsts = dict(self.shape.shared), dict[object, int]()
         for number, layer in enumerate(self._layers):
-            group = next((g for g in self.shape.kv_groups if number in g.layers), None)
+            group = next((g for g in self.shape.kv_layer_groups if number in g.layers), None)
             parts = tuple(type(part) for part in layer.modules())
             if number not in owners:
                 like = replace(group, layers=()) if group else None

@@ -335,7 +335,9 @@ class Decoder(Protocol):
     def set_kv_dtype(self, kv_dtype: KVDtype) -> None:
         """Set the format in which keys and values are stored, and make its rotations."""
         self.kv_dtype = kv_dtype
-        made = {group.head_dim: hadamard_matrix(group.head_dim) for group in self.shape.kv_groups}
+        made = {
+            group.head_dim: hadamard_matrix(group.head_dim) for group in self.shape.kv_layer_groups
+        }
         self.rotations = {
             size: (matrix.to(self.device, self.dtype), part)
             for size, (matrix, part) in made.items()

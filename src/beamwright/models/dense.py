@@ -241,7 +241,7 @@ class DenseDecoder(Decoder):
     def first_layers(self) -> DenseDecoder:
         shape, layers = self.shape, self.weights.layers
         firsts = dict[object, int]()
-        for place, group in enumerate(shape.kv_groups):
+        for place, group in enumerate(shape.kv_layer_groups):
             for number in group.layers:
                 kind = place, number in shape.local_layers, _kernel_keys(layers[number])
                 firsts.setdefault(kind, number)

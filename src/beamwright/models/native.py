@@ -219,7 +219,7 @@ class CLibraryLayers:
         norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
         groups = {
             number: (group, place)
-            for group, of_group in enumerate(shape.kv_groups)
+            for group, of_group in enumerate(shape.kv_layer_groups)
             for place, number in enumerate(of_group.layers)
         }
         self._layers = (NativeLayer * shape.layers)()

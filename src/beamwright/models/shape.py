@@ -145,7 +145,7 @@ class ModelShape:
     built: BuiltSizes | None = None
 
     @property
-    def kv_groups(self) -> tuple[LayerGroup, ...]:
+    def kv_layer_groups(self) -> tuple[LayerGroup, ...]:
         """The groups of all layers that have their own KV."""
         every = tuple(range(self.layers))
         return self.groups or (LayerGroup(every, self.kv_heads, self.head_dim),)
@@ -192,9 +192,9 @@ class ModelShape:
 
     @property
     def is_gguf_quantised(self) -> bool:
-        """Whether the model is a GGUF file that stores all matrices in quantised blocks.
+        """True if the model is a GGUF file with all matrices in quantised blocks.
 
-        This is so if the tensors outside blocks have fewer values than the smallest matrix.
+        Sizes show it: the values outside blocks are too few for even the smallest matrix.
         """
         smallest = min((rows * columns for rows, columns, _ in self.matrices), default=0)
         return self.blocks is not None and self.blocks[1] < smallest
@@ -238,7 +238,7 @@ class ModelShape:
 
         element_bytes: bytes of an element if `kv_dtype` is "auto".
         """
-        return sum(group.bytes_per_token(element_bytes, kv_dtype) for group in self.kv_groups)
+        return sum(group.bytes_per_token(element_bytes, kv_dtype) for group in self.kv_layer_groups)
 
     def state_bytes(self, element_bytes: int) -> int:
         """Return the bytes of a row's states over all recurrent layers; 0 without such layers."""

@@ -364,9 +364,10 @@ class KernelLinear(Linear):
 
 
 class FewRowsLinear(KernelLinear):
-    """A projection that the kernel multiplies for at most `FEW_ROWS` rows.
+    """A projection that our kernel computes for at most `FEW_ROWS` rows, and the library for more.
 
-    More rows are multiplied by the library. A trial has shown that both are bitwise equal.
+    `trials.KernelChooser` uses this class only for weights whose rows it found bitwise equal in
+    both. That was a test on some numbers of rows, so the product does not count as invariant.
     """
 
     is_batch_invariant = False

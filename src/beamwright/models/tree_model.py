@@ -64,7 +64,7 @@ def kv_layouts(decoder: Decoder) -> tuple[KVLayout, ...]:
             softcap=g.softcap,
             kept=kept,
         )
-        for g in decoder.shape.kv_groups
+        for g in decoder.shape.kv_layer_groups
     ]
     return equalise_block_bytes(layouts)
 
@@ -85,7 +85,7 @@ def layer_places(shape: ModelShape) -> dict[int, tuple[int, int]]:
     """
     places = {
         layer: (number, place)
-        for number, group in enumerate(shape.kv_groups)
+        for number, group in enumerate(shape.kv_layer_groups)
         for place, layer in enumerate(group.layers)
     }
     return {**places, **{layer: places[source] for layer, source in shape.shared}}

@@ -80,7 +80,7 @@ class Shape(Protocol):
     @property
     def blocks(self) -> tuple[int, int] | None: ...
     @property
-    def kv_groups(self) -> Sequence[Any]: ...
+    def kv_layer_groups(self) -> Sequence[Any]: ...
     @property
     def states(self) -> Sequence[Any]: ...
     def kv_bytes_per_token(self, element_bytes: int, kv_dtype: KVDtype = "auto", /) -> int: ...
@@ -284,7 +284,7 @@ class ModelCosts:
             active_parameters=None if active == shape.num_parameters else active,
             windowed=tuple(
                 (group.bytes_per_token(element_bytes, kv_dtype), group.window)
-                for group in shape.kv_groups
+                for group in shape.kv_layer_groups
                 if group.window is not None
             ),
             recurrent_layers=len({part.layer for part in shape.states}),

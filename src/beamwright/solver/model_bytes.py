@@ -133,7 +133,7 @@ class ModelBytes:
     @property
     def blocks(self) -> list[tuple[int, int | None]]:
         """For each group of layers: number of tokens per block, and attention window or None."""
-        windows = [group.window for group in self.shape.kv_groups]
+        windows = [group.window for group in self.shape.kv_layer_groups]
         return list(zip(choose_block_size(self._group_bytes)[1], windows, strict=True))
 
     @property
@@ -144,7 +144,7 @@ class ModelBytes:
     @property
     def _group_bytes(self) -> list[int]:
         """KV bytes of one token, for each group of layers."""
-        groups = self.shape.kv_groups
+        groups = self.shape.kv_layer_groups
         return [group.bytes_per_token(self.element_bytes, self.kv_dtype) for group in groups]
 
     def tails(self, num_rows: int, step_tokens: int = _TAIL_TOKENS) -> int:
@@ -159,7 +159,7 @@ class ModelBytes:
 
     def partials(self, num_rows: int) -> int:
         """Return the bytes that attention kernels need for partial results of `num_rows` rows."""
-        groups = self.shape.kv_groups
+        groups = self.shape.kv_layer_groups
         return num_rows * sum(
             attention_partial_bytes(self.shape.heads, group.head_dim) for group in groups
         )

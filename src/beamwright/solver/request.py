@@ -247,9 +247,9 @@ class Request:
 
     @property
     def waited_s(self) -> float:
-        """Seconds in the queue that count against the deadline, at most the whole deadline.
+        """Seconds in the queue that count against the deadline, at most the deadline.
 
-        After the whole deadline, the executor's grace period still allows some scoring.
+        So a search that waited longer still has the executor's grace period to score some steps.
         """
         deadline_s = self.problem.settings.stop.deadline
         if self.submitted_s is None or deadline_s is None:
