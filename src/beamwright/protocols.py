@@ -189,8 +189,8 @@ class Traits:
     answers_each_step: bool = False
     # Verifier: the part of a reply that it scores: "answer", "thought" or "both".
     sees: Sees = "answer"
-    # Strategy with a `prospects` method: scores make its predictions better, so the engine may score
-    # steps before the round is decoded.
+    # Strategy with a `prospects` method: scores make its predictions better, so the engine may
+    # score steps before the round is decoded.
     foresees_by_score: bool = False
     # Strategy with `prospects`: every decoded step is extended, whatever its score is.
     certain: bool = False

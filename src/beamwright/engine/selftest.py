@@ -95,8 +95,8 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         sizes = [size for size in _FEW_SIZES if size >= first.least_rows]
     bounds: Sequence[int] = _ON_CARD
     if decoder.device.type == "cpu":
-        # Few rows are tested where many would be slow: with kernels, which an interpreter runs here,
-        # and with recurrent layers, which prefill row by row.
+        # Few rows are tested where many would be slow: with kernels, which an interpreter runs
+        # here, and with recurrent layers, which prefill row by row.
         few = backend.name in KERNEL_BACKENDS or decoder.shape.states
         bounds = _FIXED if decoder.is_batch_invariant else _INTERPRETED if few else _ON_CPU
     try:
