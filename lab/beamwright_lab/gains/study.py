@@ -131,6 +131,11 @@ class Answered:
         self.kinds = [kind for kind, _, _ in self._problems]
 
     @property
+    def failed(self) -> str | None:
+        """Why some problem has no result, such as a prompt that exceeds the context; or None."""
+        return next((each.error for *_, each in self._problems if each.error), None)
+
+    @property
     def tokens(self) -> float:
         """Mean generated tokens of a problem."""
         return fmean(float(record.tokens["generated"] or 0) for *_, record in self._problems)
@@ -346,6 +351,9 @@ def main() -> None:
     for method in methods(verifier, "verifier" if args.verifier else "head"):
         key = str(method.settings)
         known[key] = known.get(key) or answered(method.settings)
+        if known[key].failed is not None:
+            say(f"{method.name} is left out: {known[key].failed}")
+            continue
         rows.append(row_of(method.name, known[key], known[key].right(method.how), vote))
         say(shown(rows[-1:], args.kinds))
     print(shown(rows, args.kinds))
