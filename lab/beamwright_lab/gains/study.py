@@ -253,13 +253,16 @@ def row_of(name: str, answered: Answered, right: Sequence[float], vote: Vote) ->
 
 
 def shown(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
-    """Return the table as Markdown, in percent."""
-    lines = []
+    """Return the table as Markdown, in percent.
+
+    Without columns for single kinds if there is only one: it has the figures of `all`.
+    """
+    lines, own = [], kinds if len(kinds) > 1 else ()
     for row in rows:
         accuracy = row["accuracy"]
         line = {
             "method": row["method"],
-            **{kind: f"{100 * row[kind]:.0f}" for kind in kinds},
+            **{kind: f"{100 * row[kind]:.0f}" for kind in own},
             "all": _percent(accuracy),
             "tokens": f"{row['tokens']:.0f}",
             "seconds": f"{row['seconds']:.2f}",
@@ -269,6 +272,11 @@ def shown(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
             line[f"lead at equal {unit}"] = f"{_percent(beside['lead'], signed=True)}"
         lines.append(line)
     return table(lines, list(lines[0]))
+
+
+def block(found: Mapping[str, Any]) -> str:
+    """Return the table of a stored result, as `main` wrote it."""
+    return shown(found["rows"], found["kinds"])
 
 
 def _percent(estimate: Mapping[str, Any], *, signed: bool = False) -> str:
