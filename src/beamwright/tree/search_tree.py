@@ -129,7 +129,7 @@ class SearchTree:
             least = min(len(ids) for _, ids in group)
             shared = next((place for place, tokens in together if len({*tokens}) > 1), least)
             whole = [turn for turn, ids in group if len(ids) == shared]
-            turn = whole[0] if whole else replace(group[0][0], text="")
+            turn = whole[0] if whole else replace(group[0][0], text="", sources=())
             node = self.ask(parent, turn, group[0][1][:shared])
             if whole:
                 self.expand(node, len(whole))
