@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -153,4 +154,5 @@ def test_times_of_a_sentence_have_their_unit_and_those_of_the_table_only_if_long
 def test_a_sentence_on_long_generations_says_minutes(cli):
     words = ["plan", "--model", "qwen2.5-1.5b", "--gpu", "epyc-2core", "--n", "16"]
     words += ["--generate", "1500", "--prompt", "50", "--search", "aggregate"]
-    assert "; 31 min of prefill and 14 min of decoding" in " ".join(cli(*words).out.split())
+    out = " ".join(cli(*words).out.split())
+    assert re.search(r"; \d+ min of prefill and \d+ min of decoding", out)
