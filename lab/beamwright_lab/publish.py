@@ -24,7 +24,6 @@ from beamwright_lab import pairs, tables
 from beamwright_lab.claims import Claim, asyncspade, decoupled, flashtts, lbs, markdown
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.gains import study
-from beamwright_lab.gains.kinds import KINDS
 from beamwright_lab.gpu import costs, published
 from beamwright_lab.gpu import tables as card_tables
 from beamwright_lab.models import shown
@@ -78,7 +77,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "frontier-shares": lambda: tables.frontier_shares(read("frontier")),
     "frontier-batching": lambda: tables.frontier_batching(read("frontier")),
     "frontier-levers": lambda: tables.frontier_levers(read("frontier")),
-    "gains": lambda: _whole(lambda found: study.shown(found["rows"], KINDS), "gains_small"),
+    "gains": partial(_whole, study.block, "gains_small"),
+    "gains-bundled": partial(_whole, study.block, "gains_bundled"),
     "hybrids": lambda: _whole(tables.hybrids, "hybrids"),
     "pairs": lambda: pairs.block(read("pairs")),
     "lbs-figures": lambda: _whole(tables.lbs, "lbs_figures"),

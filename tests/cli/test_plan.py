@@ -1,8 +1,10 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from beamwright.cli.plan import seconds_cell, seconds_text
 from beamwright.plan.machines import NAMED_PROFILES, write_profile
 
 PAPER = ["plan", "--model", "opt-6.7b", "--n", "64", "--prompt", "128", "--generate", "1920"]
@@ -140,3 +142,17 @@ def test_an_aggregation_is_planned_with_its_later_prompts(cli):
         cli("plan", *words).out.split()
     )
     assert "later_generations" not in cli("plan", *words[:-2], "--json").json
+
+
+def test_times_of_a_sentence_have_their_unit_and_those_of_the_table_only_if_long():
+    words = {0: "0 s", 0.14: "0.14 s", 38: "38.0 s", 599: "599 s", 2280: "38 min", 9000: "2.5 h"}
+    assert {seconds: seconds_text(seconds) for seconds in words} == words
+    cells = {0: "0", 0.14: "0.14", 38: "38.0", 599: "599", 2280: "38 min", 9000: "2.5 h"}
+    assert {seconds: seconds_cell(seconds) for seconds in cells} == cells
+
+
+def test_a_sentence_on_long_generations_says_minutes(cli):
+    words = ["plan", "--model", "qwen2.5-1.5b", "--gpu", "epyc-2core", "--n", "16"]
+    words += ["--generate", "1500", "--prompt", "50", "--search", "aggregate"]
+    out = " ".join(cli(*words).out.split())
+    assert re.search(r"; \d+ min of prefill and \d+ min of decoding", out)

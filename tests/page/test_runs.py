@@ -12,13 +12,14 @@ from beamwright.errors import InputError
 from beamwright.page.runs import (
     Event,
     begin_event,
+    dotted_lineage,
     end_event,
     read_runs,
     with_unique_ids,
     write_tree_page,
 )
 from beamwright.search.answers import Mathematics
-from beamwright.tree import StopReason
+from beamwright.tree import StopReason, Turn
 from fakes import add_step, grow, new_tree
 
 HOSTILE = '</script><b onclick="alert(1)">bold</b><!-- <script>{{title}}{{data}}&amp; \u2028 \ud800'
@@ -125,6 +126,15 @@ def test_every_node_is_there_with_its_facts(write_page, searched):
     assert [found["0.0"]["step_score"], *(found[name]["score"] for name in ("0.0", "0.1"))] == [
         0.5, 0.75, None  # minus infinity is no number that JSON knows
     ]  # fmt: skip
+
+
+def test_a_prompt_of_an_aggregation_names_the_answers_that_it_contains(write_page, searched):
+    tree, chosen = searched
+    prompt = Turn("Which is right?", answers=True, alone=True, sources=((0, 0), (0, 1)))
+    asked = tree.ask(tree.root, prompt, (7, 8))
+    found = steps(write_page(tree, chosen).run, ("begin", *["round"] * 3, "end"))
+    assert found[dotted_lineage(asked)]["sources"] == ["0.0", "0.1"]
+    assert not any("sources" in step for name, step in found.items() if name != "3")
 
 
 def test_deep_and_wide_trees_are_written_whole(write_page):

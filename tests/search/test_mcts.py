@@ -160,7 +160,7 @@ def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
     assert actions == [FinishPath(nodes[1]), Extend(nodes[3], 4)]
     obey(tree, actions)
     assert [node.state for node in (nodes[0], nodes[2])] == [NodeState.CANDIDATE] * 2
-    tree.release_dead()
+    tree.pop_dead()
     assert {nodes[0], nodes[2], nodes[3], tree.root} <= tree.held
     assert nodes[1] not in tree.held
     assert tree.candidates() == [nodes[0], nodes[2]]

@@ -174,6 +174,14 @@ def test_prompts_that_begin_alike_share_their_first_tokens():
     assert len({node.parent for node in opened}) == 3, "equal prompts are one node"
 
 
+def test_a_shared_beginning_is_written_from_no_answer():
+    tree, turn = new_tree(), Turn("?", answers=True, alone=True, sources=((0,), (1,)))
+    tree.ask_alone([(turn, (*range(40), end)) for end in (1, 2)])
+    (shared,) = tree.root.children
+    assert shared.turn == Turn("", answers=True, alone=True)
+    assert [child.turn for child in shared.children] == [turn, turn]
+
+
 def test_few_equal_tokens_are_not_worth_a_node():
     tree = new_tree()
     turn = Turn("?", answers=True, alone=True)
@@ -299,6 +307,7 @@ def test_synthesis_reads_the_best_scored_candidates():
     actions = actions_of(strategy, tree)
     (turn,) = asked(actions)
     assert turn.final
+    assert turn.sources == ((0,), (2,))
     assert "red" in turn.text
     assert "green" not in turn.text
     assert turn.text.index("red") < turn.text.index("blue"), "in the order of the tree"

@@ -207,6 +207,20 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
     page.check("[name=pruned][value=hide]", force=True)
 
 
+def test_answers_that_a_prompt_was_written_from_are_selected_by_a_click(serve_runs, visit):
+    page = visit(serve_runs(a_run(**{"1": {"text": "Which is right?", "sources": ["0.0", "9"]}})))
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    page.focus("#tree")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("#details h3") == "1"
+    assert page.locator("#details dd button").all_inner_texts() == ["0.0", "9"]
+    assert page.is_disabled("#details dd button >> nth=1")
+    page.click("#details dd button >> nth=0")
+    assert page.inner_text("#details h3") == "0.0"
+    assert page.locator("#details dd button").count() == 0
+
+
 # --- two runs, replay, export ----------------------------------------------------------------
 
 

@@ -293,6 +293,6 @@ def compare(family: str, parent: Path, num_rounds: int = 4) -> list[tuple[float,
                 steps = [each.step_text.strip() for each in node.path()[1:]]
                 with torch.inference_mode():
                     pairs.append((score, recipe(PROBLEM, steps)[-1]))
-        verifier.release(tree.release_dead())
+        verifier.release(tree.pop_dead())
         verifier.tree_model.store.check()
     return pairs

@@ -101,7 +101,7 @@ def test_random_walk_releases_every_node_exactly_once(seed):
             if node.state is NodeState.KEPT and rng.random() < 0.8:
                 tree.expand(node, rng.randint(1, 3))
         before = set(tree.held)
-        dead = tree.release_dead()
+        dead = tree.pop_dead()
         assert set(dead) == before - needed_by_definition(tree)
         assert tree.held == needed_by_definition(tree)
         released += dead
@@ -110,7 +110,7 @@ def test_random_walk_releases_every_node_exactly_once(seed):
         if len(every) > 150:
             break
     tree.done = True
-    released += tree.release_dead()
+    released += tree.pop_dead()
     assert len(released) == len(set(released))
     assert set(released) == set(tree.nodes())
 
@@ -119,10 +119,10 @@ def test_a_final_candidate_can_lose_its_place(tree):
     one, two = grow(tree, tree.root, ["a", "b"], stop=StopReason.EOS)
     tree.finish(one)
     tree.finish(two)
-    assert tree.release_dead() == [two, one, tree.root]
+    assert tree.pop_dead() == [two, one, tree.root]
     tree.prune(one)
     assert (one.state, tree.finished()) == (NodeState.PRUNED, [two])
-    assert tree.release_dead() == [], "its KV was released when it was finished"
+    assert tree.pop_dead() == [], "its KV was released when it was finished"
     with pytest.raises(ValueError, match="is not a candidate"):
         tree.prune(one)
 
@@ -138,7 +138,7 @@ def test_a_kept_node_of_which_nothing_is_left_can_be_pruned():
     tree.prune(two)
     tree.prune(node)
     assert node.state is NodeState.PRUNED
-    assert tree.release_dead() == [two, one, node, tree.root]
+    assert tree.pop_dead() == [two, one, node, tree.root]
 
 
 def test_a_node_is_found_by_its_lineage(tree):

@@ -147,7 +147,7 @@ def test_critiques_equal_those_of_plain_transformers(tmp_path, template, attenti
             lengths.add(len(tokens))
             texts.add(text)
         assert_nothing_kept(judge)
-        tree.release_dead()
+        tree.pop_dead()
     assert len(lengths) > 3, "some critiques end early"
     assert len(texts) > 6, "critiques depend on the path"
 

@@ -138,14 +138,14 @@ def test_scores_equal_re_encoding_the_whole_path(make_verifier, verifier_folder,
             for node, score in zip(candidates, scores, strict=True):
                 assert score == pytest.approx(oracle.score(node), abs=1e-4)
             different |= {round(score, 4) for score in scores}
-            verifier.release(tree.release_dead())
+            verifier.release(tree.pop_dead())
             verifier.tree_model.store.check()
             held = {node for node in tree.nodes() if "verifier" in node.handles}
             assert held == tree.held
             states = {id(node.handles["verifier"]) for node in held}
             assert verifier.tree_model.store.num_segments == len(states)
         tree.done = True
-        verifier.release(tree.release_dead())
+        verifier.release(tree.pop_dead())
         assert verifier.tree_model.budget.used_bytes == 0
     assert len(different) > 15, "the head must tell steps apart"
 
@@ -182,7 +182,7 @@ def test_steps_whose_paths_are_equal_are_computed_once(make_verifier, name, monk
         each.keep(node)
     for node in (siblings[0], siblings[1], siblings[4]):
         tree.prune(node)
-    verifier.release(tree.release_dead())  # who was scored first goes, its repeats stay
+    verifier.release(tree.pop_dead())  # who was scored first goes, its repeats stay
     below = [grow(tree, siblings[at], ["he"])[0] for at in (2, 3)]
     expected = [apart[at].score(grow(alone[at], others[at], ["he"]))[0] for at in (2, 3)]
     assert [verifier.score([node])[0] for node in below] == expected
@@ -190,7 +190,7 @@ def test_steps_whose_paths_are_equal_are_computed_once(make_verifier, name, monk
     verifier.tree_model.store.check()
     assert sum(map(sum, rows)) == sum(n.usage["verifier_prefilled"] for n in tree.nodes())
     tree.done = True
-    verifier.release(tree.release_dead())
+    verifier.release(tree.pop_dead())
     assert verifier.tree_model.budget.used_bytes == 0
 
 
@@ -233,5 +233,5 @@ def test_a_path_beyond_the_verifiers_context_has_no_score(make_verifier):
     tree.prune(short)
     assert verifier.score(grow(tree, long, ["a", "b"])) == [None, None]
     tree.done = True
-    verifier.release(tree.release_dead())
+    verifier.release(tree.pop_dead())
     assert verifier.tree_model.store.num_segments == 0

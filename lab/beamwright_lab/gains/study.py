@@ -131,6 +131,11 @@ class Answered:
         self.kinds = [kind for kind, _, _ in self._problems]
 
     @property
+    def failed(self) -> str | None:
+        """Why some problem has no result, such as a prompt that exceeds the context; or None."""
+        return next((each.error for *_, each in self._problems if each.error), None)
+
+    @property
     def tokens(self) -> float:
         """Mean generated tokens of a problem."""
         return fmean(float(record.tokens["generated"] or 0) for *_, record in self._problems)
@@ -248,13 +253,16 @@ def row_of(name: str, answered: Answered, right: Sequence[float], vote: Vote) ->
 
 
 def shown(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
-    """Return the table as Markdown, in percent."""
-    lines = []
+    """Return the table as Markdown, in percent.
+
+    Without columns for single kinds if there is only one: it has the figures of `all`.
+    """
+    lines, own = [], kinds if len(kinds) > 1 else ()
     for row in rows:
         accuracy = row["accuracy"]
         line = {
             "method": row["method"],
-            **{kind: f"{100 * row[kind]:.0f}" for kind in kinds},
+            **{kind: f"{100 * row[kind]:.0f}" for kind in own},
             "all": _percent(accuracy),
             "tokens": f"{row['tokens']:.0f}",
             "seconds": f"{row['seconds']:.2f}",
@@ -264,6 +272,11 @@ def shown(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> str:
             line[f"lead at equal {unit}"] = f"{_percent(beside['lead'], signed=True)}"
         lines.append(line)
     return table(lines, list(lines[0]))
+
+
+def block(found: Mapping[str, Any]) -> str:
+    """Return the table of a stored result, as `main` wrote it."""
+    return shown(found["rows"], found["kinds"])
 
 
 def _percent(estimate: Mapping[str, Any], *, signed: bool = False) -> str:
@@ -346,6 +359,9 @@ def main() -> None:
     for method in methods(verifier, "verifier" if args.verifier else "head"):
         key = str(method.settings)
         known[key] = known.get(key) or answered(method.settings)
+        if known[key].failed is not None:
+            say(f"{method.name} is left out: {known[key].failed}")
+            continue
         rows.append(row_of(method.name, known[key], known[key].right(method.how), vote))
         say(shown(rows[-1:], args.kinds))
     print(shown(rows, args.kinds))

@@ -161,7 +161,7 @@ def metadata(folder: Path, mix: str) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "rope.freq_base": float(config.get("rope_parameters", config)["rope_theta"]),
     }
     return {
         **{"general.architecture": "qwen2", "general.name": f"random {mix}"},
@@ -189,9 +189,16 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(folder: Path, file: Path, mix: str) -> None:
-    """Write a qwen2 checkpoint as one GGUF file. mix: a key of `MIXES`."""
+    """Write a qwen2 checkpoint as one GGUF file. mix: a key of `MIXES`.
+
+    Raises:
+        ValueError: if the checkpoint is of another type.
+    """
     from safetensors import safe_open
 
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "qwen2":
+        raise ValueError(f"{folder.name} is {config['model_type']}; only qwen2 is written as GGUF")
     with safe_open(folder / "model.safetensors", framework="pt") as source, open(file, "wb") as out:
         names = list(source.keys())
         plan, offset = [], 0

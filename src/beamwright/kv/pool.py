@@ -29,11 +29,10 @@ class ScratchMeter:
     """Counter of bytes in use and of their peak, without a limit."""
 
     def __init__(self) -> None:
-        self.used_bytes = 0
-        self.peak_bytes = 0
+        self.used_bytes = self.peak_bytes = 0
 
-    def add(self, num_bytes: int) -> None:
-        """Count `num_bytes` more; a negative number subtracts."""
+    def count_unchecked(self, num_bytes: int) -> None:
+        """Count `num_bytes` as used, whatever the limit; a negative number counts them as free."""
         self.used_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
@@ -65,10 +64,11 @@ class ByteBudget(ScratchMeter):
         """Bytes that can still be charged."""
         return self.total_bytes - self.used_bytes
 
-    def add(self, num_bytes: int) -> None:
-        super().add(num_bytes)
+    def count_unchecked(self, num_bytes: int) -> None:
+        """Count `num_bytes` here and in `together`. Only `charge` compares them with the limit."""
+        super().count_unchecked(num_bytes)
         if self._together is not None:
-            self._together.add(num_bytes)
+            self._together.count_unchecked(num_bytes)
 
     def charge(self, num_bytes: int, what: str) -> None:
         """Count `num_bytes` as used.
@@ -79,13 +79,13 @@ class ByteBudget(ScratchMeter):
         free = self.free_bytes
         if num_bytes > free:
             raise CapacityError(what, num_bytes, free, self.total_bytes, self.tier, self._hint)
-        self.add(num_bytes)
+        self.count_unchecked(num_bytes)
 
     def release(self, num_bytes: int) -> None:
         """Count `num_bytes` as free again."""
         if num_bytes > self.used_bytes:
             raise AssertionError(f"released {num_bytes} bytes, only {self.used_bytes} are in use")
-        self.add(-num_bytes)
+        self.count_unchecked(-num_bytes)
 
 
 _ALIGNED_BYTES = 256  # the second pool begins at a multiple of this, like an allocation of its own

@@ -372,12 +372,12 @@ class RowTails:
     def _new_flat(self, num_elements: int) -> None:
         # Old memory is freed first, since at 64 rows of a 7B shape it can be gigabytes. The memory
         # is zeroed, because masked positions must not hold NaNs.
-        self._scratch.add(-self._flat.nbytes)
+        self._scratch.count_unchecked(-self._flat.nbytes)
         self._flat = self.storage = self._flat.new_empty(0)
         self._layers = []
         self._flat = self._flat.new_zeros(num_elements)
         self.num_moves += 1
-        self._scratch.add(self._flat.nbytes)
+        self._scratch.count_unchecked(self._flat.nbytes)
 
     def _set_shape(self, num_rows: int, num_tokens: int) -> None:
         self.num_rows, self.num_tokens = num_rows, num_tokens

@@ -195,8 +195,7 @@ def _build(config: Any, dtype: torch.dtype) -> Survey:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        line = "transformers has no causal model for its text part"
-        raise NoDecoderError(_refusal(config, line))
+        raise NoDecoderError(_refusal(config, "transformers has no causal model for its text part"))
     for rope in _ropes(config):
         if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
             rope["rope_type"] = "default"  # both are equal up to max_position_embeddings
@@ -381,9 +380,12 @@ def _check_rotary(config: Any, context: int) -> None:
 def _groups(
     calls: dict[int, AttentionCall], context: int, chunk: int | None
 ) -> tuple[tuple[tuple[int, int], ...], tuple[LayerGroup, ...]]:
-    """Return `shared` and `groups` of `ModelShape`.
+    """Return the values of `shared` and `groups` of a `ModelShape`.
 
-    chunk: the chunk size of chunked attention, or None. It equals full attention up to this size.
+    Layers with the same key tensor share KV. Owners of KV are grouped by sizes, window, soft cap.
+
+    chunk: in chunked attention, tokens attend only within chunks of this many tokens; else None.
+        Only contexts of at most one chunk are supported: for them, this is full attention.
     """
     owners: dict[int, int] = {}
     shared, members = [], defaultdict(list)
@@ -443,10 +445,8 @@ def _sizes(surveyed: Survey) -> BuiltSizes:
                 experts += each.numel()
                 rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
                 matrices[(rows, columns)] += module.num_experts
-    head, table = (
-        surveyed.model.get_output_embeddings(),
-        surveyed.model.get_input_embeddings().weight,
-    )
+    head = surveyed.model.get_output_embeddings()
+    table = surveyed.model.get_input_embeddings().weight
     own = 0 if head is None or head.weight is table else head.weight.numel()
     sizes = tuple((*size, n) for size, n in matrices.items())
     return BuiltSizes(total, total - idle, own, sizes, experts, num_experts)

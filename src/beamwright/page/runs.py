@@ -36,6 +36,7 @@ class StepEvent(TypedDict):
     answer, vote: for a final candidate, its answer, and a text that is the same for equal answers.
     ahead: number of tokens of this step that were decoded before selection opened the step.
     thought: True if the step is part of a thought.
+    sources: for a prompt of an aggregation, the lineages of the answers that it contains.
     kv: where the step's KV is: "device", "host" or "both"; None if nowhere or unknown.
     """
 
@@ -52,6 +53,7 @@ class StepEvent(TypedDict):
     vote: NotRequired[str | None]
     ahead: NotRequired[int]
     thought: NotRequired[bool]
+    sources: NotRequired[list[str]]
     kv: NotRequired[str | None]
 
 
@@ -181,6 +183,8 @@ class PageChanges:
                 step["round"], step["tokens"], step["text"] = node.round, now[-1], text
                 if node.thought:
                     step["thought"] = True
+                if node.turn is not None and node.turn.sources:
+                    step["sources"] = [".".join(map(str, each)) for each in node.turn.sources]
                 if node.usage["speculated_kept"]:
                     step["ahead"] = node.usage["speculated_kept"]
             self.num_tokens += len(node.token_ids) - (0 if before is None else before[-1])

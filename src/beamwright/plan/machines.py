@@ -185,13 +185,16 @@ _CUSTOM_FORM = f"{CUSTOM}:12GB,360GB/s,25TFLOPS"
 _HALF = 2
 _ALIASES = MappingProxyType({"a100": "a100-80gb", "cpu": MEASURED})
 
-# `_COPIES_SHARE` is fitted, with one value for all cards. The LBS paper's layer-wise baseline
-# (eager, a copy per beam) stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). Since the link's
-# time is known, attention must take about six passes over the KV per token at `_BANDWIDTH_SHARE`.
-# If copies were read exactly once, the baseline would stall 97 % at 64 beams. Times of schedules
-# with copies, and speedups over them, follow from this fit, so they do not test the paper's:
-# `python -m beamwright_lab.lbs.figures` prints both for 1 to 12 passes. Shared KV is read once, at
-# `_BANDWIDTH_SHARE`, and does not depend on the fit.
+# Shares of a card's memory bandwidth that attention reaches: `_BANDWIDTH_SHARE` where it reads
+# shared KV once, `_COPIES_SHARE` where every beam reads a copy of its own.
+#
+# `_COPIES_SHARE` is fitted to one figure of the LBS paper, for all cards. Its baseline (layer-wise,
+# eager attention, a copy per beam) waits for the link 70 to 90 % of the time on an RTX 4090
+# (Fig. 11). The link's time is known. The rest is as long as six passes over the copies, per token,
+# at `_BANDWIDTH_SHARE`; with one pass, the baseline would wait 97 % of the time at 64 beams.
+#
+# So our times of schedules with copies, and speedups over them, follow from that figure and cannot
+# confirm it. `python -m beamwright_lab.lbs.figures` prints them for 1 to 12 passes.
 _BANDWIDTH_SHARE = 0.85
 _COPIES_SHARE = _BANDWIDTH_SHARE / 6
 

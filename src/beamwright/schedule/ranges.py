@@ -24,13 +24,16 @@ from itertools import accumulate, permutations
 
 from beamwright.schedule.forest import Forest
 
-# Other orders are tried for at most this many groups: rating an order costs O(groups ** 3).
+# With more groups than this, only the two sweeps are rated: rating the orders of `inner_orders`
+# takes O(groups ** 3) time.
 _MOST_ROTATED_GROUPS = 6
-_ALL_ORDERS = 4  # every order is tried for at most this many groups
-# Other orders are tried if the sweeps evict more than this fraction of all KV before its use.
+# With at most this many groups, `inner_orders` returns every permutation.
+_ALL_ORDERS = 4
+# Other orders are rated if the sweeps evict more than this fraction of all KV before its use.
 _TOLERATED_LOSS = 0.01
 
-# Groups in running order, and the bytes that they load, exact to one segment per group.
+# The groups in the order in which they run, and the KV bytes that they load. The bytes of an order
+# that is no sweep are an estimate, with an error of less than one segment per group.
 GroupOrder = tuple[list[range], int]
 
 

@@ -27,9 +27,9 @@ def with_defaults(
     In addition to `with_strategy_and_verifier`, this fills in the strategy's defaults for the
     choice of the answer, for its options and for the step limits.
 
-    own_scores: True if something that no setting names scores the steps.
-    own_strategy: True if a strategy object of the user decides. `settings` then name beam search,
-        and no options are filled in.
+    own_scores: see `with_strategy_and_verifier`.
+    own_strategy: True if the caller passed a strategy object. `settings` then name beam search, and
+        the strategy's options are not filled in.
 
     Raises:
         InputError: for settings that contradict each other, or a strategy without the scores that
@@ -55,8 +55,8 @@ def with_defaults(
 def with_strategy_and_verifier(settings: Settings, *, own_scores: bool = False) -> Settings:
     """Return `settings` with a strategy and a verifier filled in.
 
-    own_scores: True if the steps are scored by something that no setting names, such as a function
-        of the user.
+    own_scores: True if the steps are scored by something that no setting names, such as a verifier
+        function or a strategy object that the caller passed.
 
     Raises:
         InputError: for an unknown strategy, or for a strategy that needs scores without a verifier.

@@ -29,7 +29,12 @@ from beamwright.search.rounds import (
     sort_by_rank,
     systematic_resample,
 )
-from beamwright.search.synthesis import WRITE_BETTER, check_prompt, solutions_prompt
+from beamwright.search.synthesis import (
+    WRITE_BETTER,
+    check_prompt,
+    lineages_of,
+    solutions_prompt,
+)
 from beamwright.tree import Node, SearchTree, Turn
 
 # Constants of PRISM's published code: an answer weighs score ** (1 / temperature), and answers are
@@ -148,8 +153,7 @@ class Aggregate(IndependentPaths):
         """Return a prompt that contains these answers in this order."""
         problem = answers[0].root.problem_text
         text = solutions_prompt(self.aggregate_prompt, problem, answers)
-        sources = tuple(tuple(map(int, node.lineage[1:])) for node in answers)
-        return Turn(text, answers=True, alone=True, sources=sources)
+        return Turn(text, answers=True, alone=True, sources=lineages_of(answers))
 
 
 def order_alike(draws: Sequence[Sequence[int]]) -> list[list[int]]:

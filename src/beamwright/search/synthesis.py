@@ -58,6 +58,11 @@ def solutions_prompt(template: str, problem: str, solutions: Iterable[Node]) -> 
     return template.replace("{problem}", problem).replace("{solutions}", "\n\n".join(texts))
 
 
+def lineages_of(nodes: Iterable[Node]) -> tuple[tuple[int, ...], ...]:
+    """Return the nodes' lineages without the problem id, as `Turn.sources` holds them."""
+    return tuple(tuple(map(int, node.lineage[1:])) for node in nodes)
+
+
 def check_prompt(option: str, template: str) -> None:
     """Check that a prompt shows the solutions.
 
@@ -107,7 +112,7 @@ class Synthesis(Strategy):
         best = sort_by_rank(map(best_answer_node, solutions))[: self.search.synthesis_size]
         chosen = sorted(best, key=lambda node: node.lineage[1:])
         problem = tree.root.problem_text
-        turn = self._turn(solutions_prompt(self._template, problem, chosen))
+        turn = self._turn(solutions_prompt(self._template, problem, chosen), chosen)
         return [*(action for action in actions if action is not finish), Ask(tree.root, turn)]
 
     def prospects(
@@ -123,5 +128,6 @@ class Synthesis(Strategy):
     def _template(self) -> str:
         return self.search.synthesis_prompt or WRITE_BETTER
 
-    def _turn(self, text: str) -> Turn:
-        return Turn(text or self._template, answers=True, alone=True, final=True)
+    def _turn(self, text: str, chosen: Sequence[Node] = ()) -> Turn:
+        text = text or self._template
+        return Turn(text, answers=True, alone=True, final=True, sources=lineages_of(chosen))

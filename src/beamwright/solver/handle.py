@@ -259,7 +259,8 @@ class SubmitQueue:
                 with self._lock:
                     handle = self._handles.pop(request)
                 handle.set_outcome(outcome)
-        # A broken link, or a bug: every handle gets the error, so that no caller waits for ever.
+        # `_serve` raises only if the KV link fails, or for a bug. The thread ends then, so all
+        # handles get the error: otherwise their callers would wait forever.
         except BaseException as error:
             with self._lock:
                 handles = list(self._handles.values())

@@ -3,8 +3,8 @@
 What a row selects depends only on its own path. The keys of a segment are scored once for all rows
 whose paths contain it.
 
-A column is the number of one of a row's tokens. First come the positions in its path, padded to the
-longest path of the batch. The tokens in its tail (newest tokens) follow.
+A column is a token's index within its row. Columns first cover the row's path, padded to the
+longest path of the batch, then the row's tail (its newest tokens).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The search tree: expand, keep, finish and prune nodes, release their KV, and hash the tree.
 
 Ownership rule: a node owns the KV of its step. The KV is needed while the node or a descendant may
-still be extended or waits for its score. Once the KV is not needed any more, `release_dead` returns
-the node, exactly once.
+still be extended or waits for its score. Once the KV is not needed any more, `pop_dead` removes the
+node from `held` and returns it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class SearchTree:
             least = min(len(ids) for _, ids in group)
             shared = next((place for place, tokens in together if len({*tokens}) > 1), least)
             whole = [turn for turn, ids in group if len(ids) == shared]
-            turn = whole[0] if whole else replace(group[0][0], text="")
+            turn = whole[0] if whole else replace(group[0][0], text="", sources=())
             node = self.ask(parent, turn, group[0][1][:shared])
             if whole:
                 self.expand(node, len(whole))
@@ -244,10 +244,10 @@ class SearchTree:
 
     # --- ownership ---------------------------------------------------------------------------
 
-    def release_dead(self) -> list[Node]:
-        """Return the nodes whose KV can be freed now, leaves first.
+    def pop_dead(self) -> list[Node]:
+        """Remove the nodes whose KV is not needed any more from `held`, and return them.
 
-        Each node is returned once in its life. The caller frees the KV.
+        Leaves come first. The caller frees their KV. A node is returned only once.
         """
         dead = self.held - nodes_on_paths(self._live_leaves())
         self.held -= dead

@@ -27,10 +27,12 @@ class Encoded:
     sizes: list[int]  # per step, the number of its tokens in `read_at`; no entry for 0 tokens
 
 
-# The text of a path in parts, and the character ranges of each step to read.
+# A path's text as (parts, ranges).
 #
-# Joint formats join the parts before they encode them. A step has a range for each of its markers,
-# or one range for its whole text. A format that reads the end of the text has a placeholder range.
+# parts: the text in pieces. A joint format encodes them as one text, other formats one by one.
+# ranges: for each step whose score is read, the character ranges (begin, end) in the whole text at
+# which it is read: those of the step's markers, or that of the step itself. For a format that reads
+# the end of the text, the only range is the placeholder (0, 0).
 _PathText = tuple[list[str], list[list[Bounds]]]
 
 

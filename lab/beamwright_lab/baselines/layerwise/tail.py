@@ -291,5 +291,5 @@ class LayeredTail:
         return torch.zeros(size, dtype=self.layout.dtype, device=device, pin_memory=pinned)
 
     def _measure(self) -> None:
-        self._scratch.add(self.num_bytes - self._counted)
+        self._scratch.count_unchecked(self.num_bytes - self._counted)
         self._counted = self.num_bytes

@@ -86,7 +86,7 @@ class KernelWorkspace:
         self._count(0)
 
     def _count(self, num_bytes: int) -> None:
-        self._scratch.add(num_bytes - self._counted)
+        self._scratch.count_unchecked(num_bytes - self._counted)
         self._counted = num_bytes
 
 

@@ -183,7 +183,8 @@ class DecodeWork:
 
     items: [items * 4] first entry, number of entries, first slot and number of slots of each item.
     entry_blocks: [entries] a block of the pool, or a piece of a block with `entry_size` tokens.
-    entry_tokens, entry_firsts: [entries] the entry's valid tokens, and the part's tokens before it.
+    entry_tokens: [entries] number of valid tokens in each entry.
+    entry_firsts: [entries] number of tokens of the same part that precede each entry.
     slot_rows: [slots] the row of each slot.
     slot_reach: [slots] path tokens from the first token of the part up to the row's tail.
     row_parts: [rows * 2] start of a row's slots in row_slots, and its number of parts and tail.
@@ -229,10 +230,16 @@ class _Entries:
         self.size = entry_size(block_tokens)
         self.pieces = block_tokens // self.size  # entries per block
         self.blocks: list[int] = []
-        # Per run: number of entries, tokens of its last entry, and tokens of the part before it.
+        # Three numbers per run: its number of entries, the tokens in the last of these entries, and
+        # the tokens of the same part that precede the run.
         self._runs: list[int] = []
 
     def add(self, segment: Segment, copy: int, first: int, tokens: int, before: int) -> None:
+        """Add the entries of a run: `tokens` tokens of a segment, from token `first` on.
+
+        copy: which of the segment's device copies is read.
+        before: tokens of the same part that precede the run.
+        """
         size, pieces = self.size, self.pieces
         count = -(-tokens // size)
         held = segment.copies[copy] if segment.copies else []
@@ -247,7 +254,7 @@ class _Entries:
         self._runs += count, tokens - (count - 1) * size, before
 
     def lists(self) -> tuple[Ints, Ints, Ints]:
-        """Return three lists: each entry's block, valid tokens, and the part's tokens before it."""
+        """Return `entry_blocks`, `entry_tokens` and `entry_firsts` of `DecodeWork`."""
         counts, last, before = np.array(self._runs, dtype=np.int32).reshape(-1, 3).T
         ends = counts.cumsum(dtype=np.int32)
         tokens = np.full(len(self.blocks), self.size, dtype=np.int32)

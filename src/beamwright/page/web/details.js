@@ -17,6 +17,13 @@ export function showTreeLegend(legend, tree, seen = []) {
 export function showDetails(details, tree, i, onSelect) {
   if (i === null) return details.replaceChildren(make("p", { class: "note" }, "Click a step to read the path that leads to it."));
   const node = tree.nodes[i];
+  const sources = node.sources.map((lineage) => {
+    const button = make("button", { type: "button" }, lineage);
+    const source = tree.byLineage.get(lineage);
+    button.disabled = source === undefined; // a damaged file may name a step that it does not contain
+    button.addEventListener("click", () => onSelect(source.i));
+    return button;
+  });
   const facts = [
     ["thought", node.thought ? "part of the thoughts, not of the answer" : null],
     ["state", node.state],
@@ -26,6 +33,7 @@ export function showDetails(details, tree, i, onSelect) {
     ["tokens", `${count(node.tokens)}, at positions ${count(node.start)} to ${count(node.start + node.tokens)}`],
     ["speculated", node.ahead ? `${plural(node.ahead, "token")} before it was selected` : null],
     ["KV", node.kv ?? null],
+    ["written from", sources.length ? make("span", {}, ...sources) : null],
     ["children", node.children.length ? count(node.children.length) : null],
     ...Object.entries(node.notes),
   ].filter(([, value]) => value !== null);

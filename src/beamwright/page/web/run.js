@@ -2,7 +2,7 @@
 
 import { prepare } from "./layout.js";
 
-const BLANK = { round: 0, text: "", tokens: 0, score: null, step_score: null, state: "open", stop: null, notes: {}, answer: null, vote: null, ahead: 0, thought: false, kv: null };
+const BLANK = { round: 0, text: "", tokens: 0, score: null, step_score: null, state: "open", stop: null, notes: {}, answer: null, vote: null, ahead: 0, thought: false, sources: [], kv: null };
 
 export function blankTree() {
   return { problem: "", about: null, answer: null, chosen: null, rounds: 0, reason_fewer: null, error: null, tokens: 0, warnings: [], elapsed_s: null, over: null, stats: null, nodes: [], byLineage: new Map() };
