@@ -165,13 +165,14 @@ class EstimateModels:
         """Return keyword arguments of `plan_memory`, which depend on the machine and the models.
 
         On a GPU, attention of hybrid models reads KV in place, without working copies. For other
-        models the plan includes the copies, so that it holds for every attention backend. Without a
-        GPU, `--memory` also covers the rows' tails (a row's newest KV, not yet in blocks), which
+        models the plan includes the copies, so that it holds for every attention backend, unless
+        weights are offloaded: then kernels are assumed. Without a GPU, `--memory` also covers the rows' tails (a row's newest KV, not yet in blocks), which
         hold at most one step.
         """
         if not _is_card(self.profile):
             return {"in_place": False, "step_tokens": settings.step.longest}
-        return {"in_place": self.generator.costs.state_bytes > 0, "step_tokens": None}
+        offloads = any(each is not None and each.offloaded is not None for each in self.sizes)
+        return {"in_place": self.generator.costs.state_bytes > 0 or offloads, "step_tokens": None}
 
 
 def read_models(settings: Settings, machine: Machine) -> EstimateModels:

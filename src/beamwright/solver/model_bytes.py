@@ -138,7 +138,12 @@ class ModelBytes:
 
     @property
     def cuda_graph_bytes(self) -> int:
-        """Estimated bytes that captured CUDA graphs of forward passes hold permanently."""
+        """Estimated bytes that captured CUDA graphs of forward passes hold permanently.
+
+        Passes of a model with offloaded weights are not captured.
+        """
+        if self.offloaded is not None:
+            return 0
         return CAPTURED_TOKENS * self.shape.prefill_width * self.element_bytes
 
     @property

@@ -47,12 +47,13 @@ def choose_offload(
 
     memory: with the limit on device memory.
     models: the generator and, if it keeps KV, the verifier, with all weights on the device.
-    rules: further arguments of `plan_memory`.
+    rules: further arguments of `plan_memory`. On a GPU with offloaded layers, kernels are assumed.
     """
     whole = _seconds(memory, models, workload, profile, rules, any_kv=True)
     if memory.weights_home == "device" or memory.memory is None or whole is not None:
         return [*models]
     generator, *verifiers = models
+    rules = {**rules, "in_place": rules["in_place"] or rules["step_tokens"] is None}
     counts = [[0, *_layer_counts(generator.shape.layers)]]
     counts += [[0, each.shape.layers] if each.parts == 1 else [0] for each in verifiers]
     found: list[tuple[float, list[ModelBytes]]] = []
