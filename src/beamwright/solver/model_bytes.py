@@ -31,10 +31,11 @@ _TOKENS_OF_A_ROW = 128
 class Offloaded:
     """Layers of one model that are not on the device (`models.offload`).
 
+    numbers: the numbers of these layers.
     home_bytes: their weights on the host or on disk. buffer_bytes: buffers on the device.
     """
 
-    num_layers: int
+    numbers: tuple[int, ...]
     home_bytes: int
     buffer_bytes: int
 
@@ -81,18 +82,18 @@ class ModelBytes:
     def with_offloaded(self, num_layers: int) -> ModelBytes:
         """Return this model with the weights of `num_layers` layers off the device.
 
-        All layers are assumed to be equally large.
+        The layers are evenly spread. So a copy has the time of the resident layers between two
+        offloaded ones to arrive.
         """
         if not num_layers:
             return replace(self, offloaded=None)
+        layers, built = self.shape.layers, self.shape.built
         whole = projection_bytes(self.shape, self.element_bytes, self.storage)
-        layer = whole // self.shape.layers
-        return replace(
-            self,
-            offloaded=Offloaded(
-                num_layers, num_layers * layer, min(num_layers, WEIGHT_BUFFERS) * layer
-            ),
-        )
+        values = (built.by_layer if built is not None else ()) or (1,) * layers
+        numbers = tuple(turn * layers // num_layers for turn in range(num_layers))
+        sizes = [whole * values[number] // sum(values) for number in numbers]
+        buffers = [max(sizes[turn::WEIGHT_BUFFERS], default=0) for turn in range(WEIGHT_BUFFERS)]
+        return replace(self, offloaded=Offloaded(numbers, sum(sizes), sum(buffers)))
 
     @property
     def kv_per_token(self) -> int:
