@@ -12,26 +12,34 @@ norms and biases, stay on the device.
 from __future__ import annotations
 
 import ctypes
-import os
 import tempfile
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError, format_bytes
+from beamwright.errors import InputError
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.streams import FileBytes, LockedBlocks, Piece
-from beamwright.models.decoder import Linear
 from beamwright.plan.costs import WEIGHT_BUFFERS
 from beamwright.protocols import Direction
 
 _ALIGNED_BYTES = 64  # every tensor in a buffer begins at a multiple of this number
+
+
+class Projection(Protocol):
+    """A projection whose tensors can be replaced: a `decoder.Linear`."""
+
+    @property
+    def stored(self) -> list[Tensor]: ...
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None: ...
 
 
 @dataclass
@@ -47,7 +55,7 @@ class _Layer:
 
     number: int
     buffer: int
-    linears: Sequence[Linear] = ()
+    linears: Sequence[Projection] = ()
     parts: Sequence[Tensor] = ()
     num_bytes: int = 0
     ready: Transfer | None = None
@@ -92,35 +100,41 @@ class FileHome:
     """A `WeightHome` in a temporary file, which the system removes when the process ends.
 
     Raises:
-        InputError: from `store`, if the disk is full.
+        InputError: if the file cannot be created; from `store`, if the disk is full.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="beamwright-weights-")  # noqa: SIM115
+    def __init__(self) -> None:
         self._kept: dict[int, list[FileBytes]] = {}
+        self._num_bytes = 0
+        with _explain_disk_errors():
+            file = tempfile.TemporaryFile(prefix="beamwright-weights-", buffering=0)  # noqa: SIM115
+        self._handle = file.fileno()
+        weakref.finalize(self, file.close)
 
     def store(self, number: int, parts: Sequence[Tensor]) -> None:
-        kept = []
+        kept = self._kept[number] = []
         for part in parts:
-            start = self._file.seek(0, os.SEEK_END)
-            values = part.numpy()
-            try:
-                self._file.write(values.data)
-                self._file.flush()
-            except OSError as error:
-                raise InputError(
-                    f"--weights-home disk: writing {format_bytes(part.nbytes)} of weights to "
-                    f"{tempfile.gettempdir()} failed ({error.strerror}). Free disk space there, "
-                    "or set TMPDIR to another folder."
-                ) from error
-            kept.append(FileBytes.of(self._file.fileno(), start, values))
-        self._kept[number] = kept
+            with _explain_disk_errors():
+                written = FileBytes.write(self._handle, self._num_bytes, part.numpy())
+            kept.append(written)
+            self._num_bytes += written.num_bytes
 
     def pieces(self, number: int, parts: Sequence[Tensor]) -> list[Piece]:
         return [
             Piece(to, source, source.num_bytes)
             for to, source in zip(parts, self._kept[number], strict=True)
         ]
+
+
+@contextmanager
+def _explain_disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"--weights-home disk: weights cannot be written to a temporary file ({error}). Free "
+            "disk space there, or set TMPDIR to another folder."
+        ) from error
 
 
 class LayerOffload:
@@ -131,8 +145,6 @@ class LayerOffload:
 
     numbers: the numbers of the offloaded layers, in ascending order.
     link: how layers travel; a link of its own, because only one thread may call it.
-    shares_link: True if KV travels over the same physical link.
-    bytes_moved: bytes of weights copied to the device so far.
     wait_s: seconds that compute waited for these copies, as far as the device has reported.
     """
 
@@ -142,10 +154,7 @@ class LayerOffload:
         home: WeightHome,
         link: Link,
         device: str,
-        *,
-        shares_link: bool = True,
     ) -> None:
-        self.shares_link = shares_link
         self._num_buffers = min(WEIGHT_BUFFERS, len(numbers))
         self._layers = {
             number: _Layer(number, turn % self._num_buffers) for turn, number in enumerate(numbers)
@@ -155,14 +164,19 @@ class LayerOffload:
         self._held: dict[int, int] = {}  # by buffer: the layer that is in it, or on its way
         self._buffers: list[Tensor] = []
         # oneDNN's tensors cannot be views of a buffer. So each buffer also has tensors of its own,
-        # by (buffer, place within the layer, bytes).
-        self._packed: dict[tuple[int, int, int], Tensor] = {}
-        self.bytes_moved, self.wait_s = 0, 0.0
+        # by (buffer, shape, number of earlier tensors of this shape in the layer).
+        self._packed: dict[tuple[int, torch.Size, int], Tensor] = {}
+        self.wait_s = 0.0
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of the offloaded layers."""
         return list(self._layers)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of weights copied to the device so far."""
+        return self._link.bytes_moved[Direction.H2D]
 
     @property
     def home_bytes(self) -> int:
@@ -172,12 +186,12 @@ class LayerOffload:
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the buffers on the device."""
-        packed = sum(num_bytes for *_, num_bytes in self._packed)
-        return packed + sum(buffer.nbytes for buffer in self._buffers)
+        tensors = (*self._buffers, *self._packed.values())
+        return sum(view_bytes(tensor).nbytes for tensor in tensors)
 
     # --- loading -----------------------------------------------------------------------------
 
-    def add(self, number: int, linears: Sequence[Linear]) -> None:
+    def add(self, number: int, linears: Sequence[Projection]) -> None:
         """Move the weights of a layer home, if it is one of the offloaded layers.
 
         The layer cannot run until `close_loading` has been called.
@@ -189,13 +203,17 @@ class LayerOffload:
         parts = [view_bytes(tensor) for tensor in stored]
         self._home.store(number, parts)
         layer.num_bytes = sum(part.nbytes for part in parts)
-        sizes = [(layer.buffer, order, part.nbytes) for order, part in enumerate(parts)]
-        placeholders = iter([
-            self._packed.setdefault(size, tensor) if tensor.is_mkldnn else _without_memory(tensor)
-            for size, tensor in zip(sizes, stored, strict=True)
-        ])  # fmt: skip
+        placeholders, counts = list[Tensor](), Counter[torch.Size]()
+        for tensor in stored:
+            if tensor.is_mkldnn:
+                kind = layer.buffer, tensor.shape, counts[tensor.shape]
+                counts[tensor.shape] += 1
+                placeholders.append(self._packed.setdefault(kind, tensor))
+            else:
+                placeholders.append(_without_memory(tensor))
+        left = iter(placeholders)
         for linear in linears:
-            linear.place_stored([next(placeholders) for _ in linear.stored])
+            linear.place_stored([next(left) for _ in linear.stored])
 
     def close_loading(self) -> None:
         """Allocate the buffers, and bind the weights of all offloaded layers to them.
@@ -203,13 +221,14 @@ class LayerOffload:
         Raises:
             RuntimeError: if the device has too little memory.
         """
-        layers = self._layers.values()
-        most = max(_buffer_bytes(layer.linears) for layer in layers)
+        sizes = [0] * self._num_buffers
+        for layer in self._layers.values():
+            needed = _buffer_bytes(layer.linears)
+            sizes[layer.buffer] = max(sizes[layer.buffer], needed)
         self._buffers = [
-            torch.zeros(most, dtype=torch.uint8, device=self._device)
-            for _ in range(self._num_buffers)
+            torch.zeros(size, dtype=torch.uint8, device=self._device) for size in sizes
         ]
-        for layer in layers:
+        for layer in self._layers.values():
             layer.parts = _bind(layer.linears, self._buffers[layer.buffer])
 
     # --- running -----------------------------------------------------------------------------
@@ -233,17 +252,14 @@ class LayerOffload:
                 last = number
                 self._require(number)
 
-            try:
-                yield begin
-            finally:
-                self._finish(last)
+            yield begin
+            self._finish(last)
 
     def close(self) -> None:
-        """Stop the link. The next pass starts it again."""
-        self._held.clear()
-        for layer in self._layers.values():
-            layer.ready = None
-        self._link.close()
+        """Stop the link, after the current pass. The next pass starts it again."""
+        with self._lock:
+            self._held.clear()
+            self._link.close()
 
     def _require(self, number: int) -> None:
         layer = self._layers.get(number)
@@ -272,7 +288,6 @@ class LayerOffload:
         pieces = self._home.pieces(layer.number, layer.parts)
         layer.ready = self._link.submit(Direction.H2D, "weights", pieces)
         self._held[layer.buffer] = layer.number
-        self.bytes_moved += layer.num_bytes
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
@@ -281,7 +296,7 @@ def _without_memory(tensor: Tensor) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> Tensor:
-    """Return the memory of a dense tensor as uint8 [bytes], without copying.
+    """Return a tensor's memory as uint8 [bytes], from its first value to its last, without copying.
 
     The caller keeps the tensor, because the view of a oneDNN tensor does not.
     """
@@ -289,16 +304,23 @@ def view_bytes(tensor: Tensor) -> Tensor:
         size = torch.ops.mkldnn._nbytes(tensor)
         memory = (ctypes.c_uint8 * size).from_address(torch.ops.mkldnn.data_ptr(tensor))
         return torch.frombuffer(memory, dtype=torch.uint8)
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+    span = _span(tensor)
+    return tensor.as_strided((span,), (1,), tensor.storage_offset()).view(torch.uint8)
 
 
-def _buffer_bytes(linears: Sequence[Linear]) -> int:
+def _span(tensor: Tensor) -> int:
+    """Return the number of values from the first to the last in memory; more if it is a slice."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in sizes)
+
+
+def _buffer_bytes(linears: Sequence[Projection]) -> int:
     """Return the bytes that the weights of one layer take in a buffer."""
     tensors = (tensor for linear in linears for tensor in linear.stored)
-    return sum(_aligned(tensor.nbytes) for tensor in tensors if not tensor.is_mkldnn)
+    return sum(_aligned(tensor) for tensor in tensors if not tensor.is_mkldnn)
 
 
-def _bind(linears: Sequence[Linear], buffer: Tensor) -> list[Tensor]:
+def _bind(linears: Sequence[Projection], buffer: Tensor) -> list[Tensor]:
     """Bind the weights of one layer to a buffer, and return the bytes of each tensor in it."""
     parts, at = list[Tensor](), 0
     for linear in linears:
@@ -307,13 +329,14 @@ def _bind(linears: Sequence[Linear], buffer: Tensor) -> list[Tensor]:
             if like.is_mkldnn:
                 bound.append(like)
                 continue
-            place = buffer[at : at + like.nbytes].view(like.dtype)
+            place = buffer[at : at + _span(like) * like.itemsize].view(like.dtype)
             bound.append(place.as_strided(like.shape, like.stride(), place.storage_offset()))
-            at += _aligned(like.nbytes)
+            at += _aligned(like)
         linear.place_stored(bound)
         parts += map(view_bytes, bound)
     return parts
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+def _aligned(tensor: Tensor) -> int:
+    """Return the bytes of a tensor in a buffer, up to where the next tensor begins."""
+    return -(-_span(tensor) * tensor.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES

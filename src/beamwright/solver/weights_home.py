@@ -17,7 +17,7 @@ from beamwright.plan.machines import with_link_bandwidth
 from beamwright.solver.auto_settings import expected_workload, machine_profile
 from beamwright.solver.memory import host_memory_bytes
 from beamwright.solver.model_bytes import ModelBytes
-from beamwright.solver.offload import choose_offload, spread_layers
+from beamwright.solver.offload import choose_offload
 from beamwright.verify.find import find_verifier_shape
 
 _FREE_SHARE = 0.9  # share of a GPU's free memory that is used without `--memory`
@@ -28,7 +28,7 @@ def make_offloads(
 ) -> Mapping[str, LayerOffload]:
     """Return, by role, what takes the weights of layers that do not fit; empty if all fit.
 
-    wire: the link to the host, which KV shares.
+    wire: the link to the host, which KV shares; bytes of weights are counted apart.
     free_bytes: free memory of the GPU; None on a CPU.
     has_own: True if the user's own verifier scores.
 
@@ -78,14 +78,13 @@ def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.devic
             f"{format_bytes(most)} of host memory. Use smaller weights (--weights int4)."
         )
     home: WeightHome = FileHome() if on_disk else HostHome(device)
-    own = Wire(wire.emulated_bandwidth) if on_disk else wire
+    own = Wire(wire.emulated_bandwidth) if on_disk else wire.with_own_counter()
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
     return LayerOffload(
-        spread_layers(model.shape.layers, moved.num_layers),
+        moved.numbers,
         home,
         StreamLink(streams, wire=own),
         str(device),
-        shares_link=not on_disk,
     )
 
 
