@@ -153,7 +153,7 @@ class PolicyError(BeamwrightError):
 
 
 class LinkError(BeamwrightError):
-    """A KV transfer between device and host failed. Finished candidates are not lost."""
+    """A transfer of KV or weights to the device or back failed. Finished candidates are kept."""
 
 
 class UnavailableError(BeamwrightError):

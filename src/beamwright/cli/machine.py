@@ -166,8 +166,8 @@ class EstimateModels:
 
         On a GPU, attention of hybrid models reads KV in place, without working copies. For other
         models the plan includes the copies, so that it holds for every attention backend, unless
-        weights are offloaded: then kernels are assumed. Without a GPU, `--memory` also covers the rows' tails (a row's newest KV, not yet in blocks), which
-        hold at most one step.
+        weights are offloaded: then kernels are assumed. Without a GPU, `--memory` also covers the
+        rows' tails (a row's newest KV, not yet in blocks), which hold at most one step.
         """
         if not _is_card(self.profile):
             return {"in_place": False, "step_tokens": settings.step.longest}
@@ -305,7 +305,7 @@ def offload_report(
             )
         found[role] = {
             "layers": model.sizes.shape.layers,
-            "layers_off_device": moved.num_layers,
+            "layers_off_device": len(moved.numbers),
             "home_bytes": moved.home_bytes,
             "device_bytes": model.sizes.weights,
             "token_s": token_s,

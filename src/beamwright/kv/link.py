@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
@@ -29,7 +30,7 @@ from beamwright.protocols import Direction
 
 _Answer = TypeVar("_Answer")
 
-_COPYING = {Direction.H2D: "copying KV to the device", Direction.D2H: "copying KV to the host"}
+_PLACES = {Direction.H2D: "device", Direction.D2H: "host"}
 
 
 class TransferState(StrEnum):
@@ -45,7 +46,8 @@ class TransferState(StrEnum):
 class Transfer:
     """Handle of one queued transfer, which may consist of several pieces.
 
-    kind: name in counters and timelines: "load", "prefetch", "store", "stream" or "select".
+    kind: name in counters and timelines: "load", "prefetch", "store", "stream" or "select" for KV,
+        "weights" for weights.
     """
 
     direction: Direction
@@ -136,6 +138,12 @@ class Wire:
             ends_s = begins_s + num_bytes / self.emulated_bandwidth
             self._free_at_s[direction] = ends_s
             return begins_s, ends_s
+
+    def with_own_counter(self) -> Wire:
+        """Return the same physical link with a byte counter of its own, for other data than KV."""
+        own = copy(self)  # shares the lock and the times of the emulated bandwidth
+        own.bytes_moved = Counter()
+        return own
 
     def remove_transfer(self, direction: Direction, num_bytes: int, seconds: float) -> None:
         """Subtract bytes of cancelled transfers, and the seconds reserved for them."""
@@ -321,9 +329,7 @@ class StreamLink:
                 for transfer in gathered:
                     if transfer.copied is None:
                         transfer.state, transfer.ended = TransferState.CANCELLED, True
-                raise LinkError(
-                    f"{_COPYING[direction]} failed: {error}. Run the search again."
-                ) from error
+                raise _link_error(batch[0], error) from error
             now = time.perf_counter()
             for transfer in batch:
                 taken = self.wire.add_transfer(direction, transfer.num_bytes, now)
@@ -348,10 +354,7 @@ class StreamLink:
         self._held = [held for held, seconds in waiting if seconds is None]
         for transfer in waited_for:
             if transfer.error is not None:
-                raise LinkError(
-                    f"{_COPYING[transfer.direction]} failed: {transfer.error}. Run the "
-                    "search again."
-                ) from transfer.error
+                raise _link_error(transfer, transfer.error) from transfer.error
 
     def _finish_batch(self, batch: Sequence[StreamTransfer]) -> None:
         """Mark a batch's transfers as done, and log one span for all: they ran as one copy."""
@@ -375,3 +378,8 @@ class StreamLink:
 
 def _stream_transfers(transfers: Iterable[Transfer]) -> list[StreamTransfer]:
     return [transfer for transfer in transfers if isinstance(transfer, StreamTransfer)]
+
+
+def _link_error(transfer: Transfer, error: RuntimeError) -> LinkError:
+    what, place = "weights" if transfer.kind == "weights" else "KV", _PLACES[transfer.direction]
+    return LinkError(f"copying {what} to the {place} failed: {error}. Run the search again.")

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from beamwright.errors import error_line
 from beamwright.protocols import Direction
 
 _LOCKED_BYTES = 2**26  # bytes that are page-locked at a time
@@ -48,15 +49,22 @@ class FileBytes:
     checksum: int
 
     @classmethod
-    def of(cls, handle: int, start: int, values: NDArray[np.uint8]) -> FileBytes:
-        """Describe bytes that were just written at `start` to the file of `handle`."""
+    def write(cls, handle: int, start: int, values: NDArray[np.uint8]) -> FileBytes:
+        """Write bytes at `start` to the file of `handle`, and return where they are.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        at = 0
+        while at < values.nbytes:
+            at += os.pwrite(handle, values.data[at:], start + at)
         return cls(handle, start, values.nbytes, _checksum(values))
 
     def read_into(self, values: NDArray[np.uint8]) -> None:
         """Read the range into an array [num_bytes].
 
         Raises:
-            RuntimeError: if the file cannot be read, or its bytes have changed.
+            OSError: if the file cannot be read. RuntimeError: if its bytes have changed.
         """
         view, at = values.data, 0
         while at < self.num_bytes and (
@@ -64,7 +72,7 @@ class FileBytes:
         ):
             at += count
         if at < self.num_bytes or _checksum(values) != self.checksum:
-            raise RuntimeError("the file has changed since it was written")
+            raise RuntimeError("the temporary file has changed since it was written")
 
 
 def _checksum(values: NDArray[np.uint8]) -> int:
@@ -339,7 +347,8 @@ class HostStreams:
             RuntimeError: if an earlier copy in this direction has failed, until `close` is called.
         """
         if direction in self._failed:
-            raise RuntimeError(repr(self._failed[direction])) from self._failed[direction]
+            error = self._failed[direction]
+            raise RuntimeError(error_line(error)) from error
         copies = _HostCopies(pieces)
         copies.done = self._threads[direction].submit(self._run, direction, copies)
         return copies
@@ -394,7 +403,7 @@ class _HostCopies:
     def synchronize(self) -> None:
         error = None if self.done.cancelled() else self.done.exception()
         if error is not None:
-            raise RuntimeError(repr(error)) from error
+            raise RuntimeError(error_line(error)) from error
 
     def cancel(self) -> int:
         if self.done.cancel():

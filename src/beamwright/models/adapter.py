@@ -23,6 +23,7 @@ from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.protocols import AttentionView
 from beamwright.models.decoder import ROW_MULTIPLE, Decoder, Linear, apply_padded
 from beamwright.models.formats.plain_files import RowReader
+from beamwright.models.offload import WeightOffload
 from beamwright.models.recurrent_layers import Recurrent
 from beamwright.models.shape import ModelShape, NoDecoderError
 from beamwright.models.steps import install_steps
@@ -317,8 +318,14 @@ class AdaptedDecoder(Decoder):
     """
 
     def __init__(
-        self, surveyed: Survey, shape: ModelShape, dtype: torch.dtype, tile_rows: int | None
+        self,
+        surveyed: Survey,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        tile_rows: int | None,
+        offload: WeightOffload | None = None,
     ) -> None:
+        self.offload = offload  # `_recurrent` needs the weights of the layers that it tests
         self.shape, self.tile_rows, self.least_rows = shape, tile_rows, ROW_MULTIPLE
         self._attention, self._model = _Attention(), surveyed.model
         self._embedding, self._body = surveyed.model.get_input_embeddings().weight, surveyed.body
@@ -343,23 +350,25 @@ class AdaptedDecoder(Decoder):
         """
         known, made = dict[type, bool](), list[Recurrent]()
         in_blocks = can_update_states_in_place(self.device, self.dtype)
-        for name, parts in surveyed.recurrent.items():
-            layer, module = parts[0].layer, surveyed.model.get_submodule(name)
-            own = [part for part in self.shape.states if part.layer == layer]
-            each = Recurrent(module, layer, own, self.dtype)
-            if type(module) not in known:
-                if not each.chunks_agree(self.shape.hidden, self.device, after_state=False):
-                    raise NoDecoderError(
-                        f"{type(module).__name__} gives other results for one token at a time "
-                        "than for several at once"
+        with self.begin_pass() as begin_layer:
+            for name, parts in surveyed.recurrent.items():
+                layer, module = parts[0].layer, surveyed.model.get_submodule(name)
+                own = [part for part in self.shape.states if part.layer == layer]
+                each = Recurrent(module, layer, own, self.dtype)
+                begin_layer(layer)
+                if type(module) not in known:
+                    if not each.chunks_agree(self.shape.hidden, self.device, after_state=False):
+                        raise NoDecoderError(
+                            f"{type(module).__name__} gives other results for one token at a time "
+                            "than for several at once"
+                        )
+                    known[type(module)] = each.chunks_agree(
+                        self.shape.hidden, self.device, after_state=True
                     )
-                known[type(module)] = each.chunks_agree(
-                    self.shape.hidden, self.device, after_state=True
-                )
-            each.in_chunks = known[type(module)]
-            install_steps(each, self.shape.hidden, self.device, in_blocks=in_blocks)
-            each.install(lambda: self._attention.view.states)
-            made.append(each)
+                each.in_chunks = known[type(module)]
+                install_steps(each, self.shape.hidden, self.device, in_blocks=in_blocks)
+                each.install(lambda: self._attention.view.states)
+                made.append(each)
         return tuple(made)
 
     @property

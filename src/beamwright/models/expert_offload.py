@@ -7,14 +7,13 @@ rows need few. Attention, routers and shared experts stay on the device.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
 
 from beamwright.kv.link import Link
-from beamwright.models.decoder import Linear
-from beamwright.models.offload import Buffer, WeightOffload, Weights
+from beamwright.models.offload import Buffer, PackedKey, Projection, WeightOffload, Weights
 from beamwright.models.weight_homes import WeightHome
 from beamwright.plan.costs import WEIGHT_BUFFERS
 
@@ -37,10 +36,8 @@ class ExpertOffload(WeightOffload):
         home: WeightHome,
         link: Link,
         device: str,
-        *,
-        shares_link: bool = True,
     ) -> None:
-        super().__init__(home, link, device, shares_link=shares_link)
+        super().__init__(home, link, device)
         self._kept_share = kept_share
         self._experts: dict[int, list[Weights]] = {}
         self._uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -51,8 +48,8 @@ class ExpertOffload(WeightOffload):
         self._most_kept = self._num_packed = 0
 
     @property
-    def num_layers(self) -> int:
-        return len(self._experts)
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(self._experts)
 
     @property
     def home_bytes(self) -> int:
@@ -69,13 +66,16 @@ class ExpertOffload(WeightOffload):
     # --- loading -----------------------------------------------------------------------------
 
     def add(
-        self, number: int, linears: Sequence[Linear], experts: Sequence[Sequence[Linear]] = ()
+        self,
+        number: int,
+        linears: Sequence[Projection],
+        experts: Sequence[Sequence[Projection]] = (),
     ) -> None:
         if not experts:
             return
         made = [Weights((number, place), each) for place, each in enumerate(experts)]
         for each in made:
-            self._accept(each, each.move_home(self._mover.home))
+            self._accept(each.move_home(self._mover.home))
         self._experts[number] = made
 
     def close_loading(self) -> None:
@@ -91,26 +91,25 @@ class ExpertOffload(WeightOffload):
             buffer.memory = torch.zeros(most, dtype=torch.uint8, device=self._device)
         self._passing, self._spare = self._all[:WEIGHT_BUFFERS], self._all[WEIGHT_BUFFERS:]
 
-    def _accept(self, weights: Weights, packed: Sequence[torch.Tensor]) -> None:
+    def _accept(self, packed: Mapping[PackedKey, torch.Tensor]) -> None:
         """Keep tensors that oneDNN packed, as memory of a buffer that has none of these sizes."""
-        if not packed or any(buffer.accept(weights, packed) for buffer in self._all):
+        if not packed or any(buffer.accept(packed) for buffer in self._all):
             return
         self._num_packed += 1
         if len(self._all) < self._kept_share * self._num_packed + WEIGHT_BUFFERS:
             self._all.append(Buffer())
-            self._all[-1].accept(weights, packed)
+            self._all[-1].accept(packed)
 
     # --- running -----------------------------------------------------------------------------
 
     def bring_experts(self, layer: int) -> Callable[[Sequence[int]], Iterator[int]] | None:
         return None if layer not in self._experts else lambda wanted: self._bring(layer, wanted)
 
-    def close(self) -> None:
+    def _forget(self) -> None:
         for buffer in self._all:
             buffer.holds = None
         self._kept.clear()
         self._passing, self._spare = self._all[:WEIGHT_BUFFERS], self._all[WEIGHT_BUFFERS:]
-        super().close()
 
     def _bring(self, layer: int, wanted: Sequence[int]) -> Iterator[int]:
         """Yield each wanted expert once compute may use it: first kept ones, then others."""

@@ -156,13 +156,15 @@ def load_model(
     if shape.built is not None and folder is not None:
         surveyed = survey_model(config_of(folder), dtype)
         load_adapted(surveyed, open_checkpoint(folder), placing, str(folder))
-        decoder = AdaptedDecoder(surveyed, shape, dtype, tile)
+        if offload is not None:
+            offload.close_loading()
+        decoder = AdaptedDecoder(surveyed, shape, dtype, tile, offload)
     else:
         if folder is not None:
             shape, weights = load_weights(folder, shape, placing)
+        if offload is not None:
+            offload.close_loading()
         decoder = DenseDecoder(shape, weights, tile, kernels=kernels)
-    if offload is not None:
-        offload.close_loading()
         decoder.offload = offload
     if settings.kv_dtype != "auto":
         decoder.set_kv_dtype(settings.kv_dtype)

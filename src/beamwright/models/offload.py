@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from beamwright.kv.link import Link, Transfer
-from beamwright.models.decoder import Linear
 from beamwright.models.weight_homes import WeightHome
 from beamwright.plan.costs import WEIGHT_BUFFERS
 from beamwright.protocols import Direction
@@ -29,47 +30,69 @@ from beamwright.protocols import Direction
 _ALIGNED_BYTES = 64  # every tensor in a buffer begins at a multiple of this number
 
 
+class Projection(Protocol):
+    """A projection whose tensors can be replaced: a `decoder.Linear`."""
+
+    @property
+    def stored(self) -> list[Tensor]: ...
+
+    def place_stored(self, tensors: Sequence[Tensor]) -> None: ...
+
+
+# A tensor that oneDNN packed: its shape, and the number of earlier tensors of this shape.
+PackedKey = tuple[torch.Size, int]
+
+
 class Weights:
     """Weights that move together: the projections of a layer, or of one expert.
 
     key: their key in the home. linears: the projections. num_bytes: their bytes at home.
-    sizes: bytes of each of their tensors in a buffer, and True if oneDNN packed the tensor.
+    places: for each of their tensors, its bytes in a buffer, or which of the buffer's packed
+        tensors it is.
     parts: the bytes of these tensors in the buffer, the destinations of copies.
     ready: the copy that was queued last.
     """
 
-    def __init__(self, key: Hashable, linears: Sequence[Linear]) -> None:
+    def __init__(self, key: Hashable, linears: Sequence[Projection]) -> None:
         self.key, self.linears = key, linears
         self.parts: list[Tensor] = []
         self.ready: Transfer | None = None
-        self._tensors = [tensor for linear in linears for tensor in linear.stored]
-        self.sizes = [(view_bytes(each).nbytes, each.is_mkldnn) for each in self._tensors]
-        self.num_bytes = sum(size for size, _ in self.sizes)
+        self.num_bytes = 0
+        self.places: list[int | PackedKey] = []
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes that these weights need in a buffer, without tensors that oneDNN packed."""
-        return sum(_aligned(size) for size, packed in self.sizes if not packed)
+        return sum(_aligned(place) for place in self.places if isinstance(place, int))
 
-    def move_home(self, home: WeightHome) -> list[Tensor]:
+    def move_home(self, home: WeightHome) -> dict[PackedKey, Tensor]:
         """Copy the weights home and drop their memory. Return the tensors that oneDNN packed."""
-        home.store(self.key, [view_bytes(tensor) for tensor in self._tensors])
-        packed = [tensor for tensor in self._tensors if tensor.is_mkldnn]
-        self._place([_without_memory(tensor) for tensor in self._tensors])
-        self._tensors = []
+        tensors = [tensor for linear in self.linears for tensor in linear.stored]
+        parts, packed = [view_bytes(tensor) for tensor in tensors], dict[PackedKey, Tensor]()
+        counts = Counter[torch.Size]()
+        for tensor, part in zip(tensors, parts, strict=True):
+            if tensor.is_mkldnn:
+                packed[tensor.shape, counts[tensor.shape]] = tensor
+                self.places.append((tensor.shape, counts[tensor.shape]))
+                counts[tensor.shape] += 1
+            else:
+                self.places.append(part.nbytes)
+        home.store(self.key, parts)
+        self.num_bytes = sum(part.nbytes for part in parts)
+        self._place([_without_memory(tensor) for tensor in tensors])
         return packed
 
     def bind(self, buffer: Buffer) -> None:
         """Use the memory of a buffer for the weights."""
         bound, at = list[Tensor](), 0
         likes = (tensor for linear in self.linears for tensor in linear.stored)
-        for order, (like, (size, packed)) in enumerate(zip(likes, self.sizes, strict=True)):
-            if packed:
-                bound.append(buffer.packed[order, size])
+        for like, place in zip(likes, self.places, strict=True):
+            if not isinstance(place, int):
+                bound.append(buffer.packed[place])
                 continue
-            place = buffer.memory[at : at + size].view(like.dtype)
-            bound.append(place.as_strided(like.shape, like.stride(), place.storage_offset()))
-            at += _aligned(size)
+            memory = buffer.memory[at : at + place].view(like.dtype)
+            bound.append(memory.as_strided(like.shape, like.stride(), memory.storage_offset()))
+            at += _aligned(place)
         self.parts = [view_bytes(tensor) for tensor in bound]
         self._place(bound)
 
@@ -83,31 +106,30 @@ class Buffer:
     """Device memory for weights that are not always on the device.
 
     holds: the weights that are in the buffer or on their way; None at first.
-    packed: tensors in oneDNN's own order, which cannot be views of the buffer's memory, by the
-        tensor's place among the weights and its bytes.
+    filled: the copy into the buffer that was queued last.
+    packed: tensors in oneDNN's own order, which cannot be views of the buffer's memory.
     """
 
     def __init__(self) -> None:
         self.holds: Weights | None = None
-        self.packed: dict[tuple[int, int], Tensor] = {}
+        self.filled: Transfer | None = None
+        self.packed: dict[PackedKey, Tensor] = {}
         self.memory = torch.empty(0, dtype=torch.uint8)
 
     @property
     def num_bytes(self) -> int:
-        return self.memory.nbytes + sum(size for _, size in self.packed)
+        """Bytes of the buffer."""
+        tensors = (self.memory, *self.packed.values())
+        return sum(view_bytes(tensor).nbytes for tensor in tensors if tensor.numel())
 
-    def accept(self, weights: Weights, packed: Sequence[Tensor]) -> bool:
+    def accept(self, packed: Mapping[PackedKey, Tensor]) -> bool:
         """Keep tensors that oneDNN packed, as memory for others of the same sizes.
 
-        Return whether the buffer had no such tensors yet.
+        Return whether the buffer had none of them yet.
         """
-        places = [
-            (order, size) for order, (size, is_packed) in enumerate(weights.sizes) if is_packed
-        ]
-        known = [place for place in places if place in self.packed]
-        for place, tensor in zip(places, packed, strict=True):
-            self.packed.setdefault(place, tensor)
-        return not known
+        is_new = packed.keys().isdisjoint(self.packed)
+        self.packed = {**packed, **self.packed}
+        return is_new
 
 
 class _Mover:
@@ -117,19 +139,21 @@ class _Mover:
     """
 
     def __init__(self, home: WeightHome, link: Link) -> None:
-        self.home, self._link = home, link
-        self.bytes_moved, self.wait_s = 0, 0.0
+        self.home, self._link, self.wait_s = home, link, 0.0
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the link has copied to the device."""
+        return self._link.bytes_moved[Direction.H2D]
 
     def fetch(self, weights: Weights, buffer: Buffer) -> None:
         """Queue a copy into a buffer, after all compute that is queued so far."""
-        before = buffer.holds
-        if before is not None and before.ready is not None and not before.ready.finished:
-            self._link.cancel([before.ready])
+        if buffer.filled is not None and not buffer.filled.finished:
+            self._link.cancel([buffer.filled])
         buffer.holds = None
         pieces = self.home.pieces(weights.key, weights.parts)
         weights.ready = self._link.submit(Direction.H2D, "weights", pieces)
-        buffer.holds = weights
-        self.bytes_moved += weights.num_bytes
+        buffer.holds, buffer.filled = weights, weights.ready
 
     def wait(self, weights: Weights) -> None:
         """Make compute wait until the copy that was queued last is complete.
@@ -149,13 +173,12 @@ class WeightOffload(ABC):
     """Base class: what a decoder and a solver know of weights that are not on the device.
 
     home, link: where the weights live, and how they travel.
-    shares_link: True if KV travels over the same physical link.
     table_bytes: bytes of an embedding table that is not on the device either.
     """
 
-    def __init__(self, home: WeightHome, link: Link, device: str, *, shares_link: bool) -> None:
+    def __init__(self, home: WeightHome, link: Link, device: str) -> None:
         self.table_bytes = 0
-        self.shares_link, self._device = shares_link, torch.device(device)
+        self._device = torch.device(device)
         self._mover, self._lock = _Mover(home, link), RLock()
 
     @property
@@ -170,8 +193,8 @@ class WeightOffload(ABC):
 
     @property
     @abstractmethod
-    def num_layers(self) -> int:
-        """Number of layers with weights that are not on the device."""
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the layers with weights that are not on the device."""
 
     @property
     @abstractmethod
@@ -190,7 +213,10 @@ class WeightOffload(ABC):
 
     @abstractmethod
     def add(
-        self, number: int, linears: Sequence[Linear], experts: Sequence[Sequence[Linear]] = ()
+        self,
+        number: int,
+        linears: Sequence[Projection],
+        experts: Sequence[Sequence[Projection]] = (),
     ) -> None:
         """Move weights of a layer home while a model is loaded, as far as they are offloaded.
 
@@ -226,8 +252,14 @@ class WeightOffload(ABC):
             yield lambda number: None
 
     def close(self) -> None:
-        """Stop the link. The next pass starts it again."""
-        self._mover.close()
+        """Stop the link, after the current pass. The next pass starts it again."""
+        with self._lock:
+            self._forget()
+            self._mover.close()
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Forget which weights the buffers hold."""
 
 
 class LayerOffload(WeightOffload):
@@ -242,17 +274,15 @@ class LayerOffload(WeightOffload):
         home: WeightHome,
         link: Link,
         device: str,
-        *,
-        shares_link: bool = True,
     ) -> None:
-        super().__init__(home, link, device, shares_link=shares_link)
+        super().__init__(home, link, device)
         self._buffers = [Buffer() for _ in range(min(WEIGHT_BUFFERS, len(numbers)))]
         self._turns = {number: turn for turn, number in enumerate(numbers)}
         self._layers: dict[int, Weights] = {}
 
     @property
-    def num_layers(self) -> int:
-        return len(self._turns)
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(self._turns)
 
     @property
     def home_bytes(self) -> int:
@@ -269,20 +299,26 @@ class LayerOffload(WeightOffload):
     # --- loading -----------------------------------------------------------------------------
 
     def add(
-        self, number: int, linears: Sequence[Linear], experts: Sequence[Sequence[Linear]] = ()
+        self,
+        number: int,
+        linears: Sequence[Projection],
+        experts: Sequence[Sequence[Projection]] = (),
     ) -> None:
         if number not in self._turns:
             return
         whole = [*linears, *(linear for each in experts for linear in each)]
         layer = self._layers[number] = Weights(number, whole)
-        self._buffer(number).accept(layer, layer.move_home(self._mover.home))
+        self._buffer(number).accept(layer.move_home(self._mover.home))
 
     def close_loading(self) -> None:
-        most = max(layer.buffer_bytes for layer in self._layers.values())
         for buffer in self._buffers:
+            users = [
+                each for number, each in self._layers.items() if self._buffer(number) is buffer
+            ]
+            most = max((each.buffer_bytes for each in users), default=0)
             buffer.memory = torch.zeros(most, dtype=torch.uint8, device=self._device)
-        for number, layer in self._layers.items():
-            layer.bind(self._buffer(number))
+            for each in users:
+                each.bind(buffer)
 
     # --- running -----------------------------------------------------------------------------
 
@@ -297,15 +333,12 @@ class LayerOffload(WeightOffload):
                 last = number
                 self._require(number)
 
-            try:
-                yield begin
-            finally:
-                self._finish(last)
+            yield begin
+            self._finish(last)
 
-    def close(self) -> None:
+    def _forget(self) -> None:
         for buffer in self._buffers:
             buffer.holds = None
-        super().close()
 
     def _buffer(self, number: int) -> Buffer:
         return self._buffers[self._turns[number] % len(self._buffers)]
@@ -335,7 +368,7 @@ def _without_memory(tensor: Tensor) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> Tensor:
-    """Return the memory of a dense tensor as uint8 [bytes], without copying.
+    """Return a tensor's memory as uint8 [bytes], from its first value to its last, without copying.
 
     The caller keeps the tensor, because the view of a oneDNN tensor does not.
     """
@@ -343,7 +376,9 @@ def view_bytes(tensor: Tensor) -> Tensor:
         size = torch.ops.mkldnn._nbytes(tensor)
         memory = (ctypes.c_uint8 * size).from_address(torch.ops.mkldnn.data_ptr(tensor))
         return torch.frombuffer(memory, dtype=torch.uint8)
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in sizes)  # more values if it is a slice
+    return tensor.as_strided((span,), (1,), tensor.storage_offset()).view(torch.uint8)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Hashable, Sequence
-from pathlib import Path
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from beamwright.errors import InputError, format_bytes
+from beamwright.errors import InputError
 from beamwright.kv.streams import FileBytes, LockedBlocks, Piece
 
 
@@ -65,32 +65,38 @@ class FileHome:
     """A `WeightHome` in a temporary file, which the system removes when the process ends.
 
     Raises:
-        InputError: from `store`, if the disk is full.
+        InputError: if the file cannot be created; from `store`, if the disk is full.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="beamwright-weights-")  # noqa: SIM115
+    def __init__(self) -> None:
         self._kept: dict[Hashable, list[FileBytes]] = {}
+        self._num_bytes = 0
+        with _explain_disk_errors():
+            file = tempfile.TemporaryFile(prefix="beamwright-weights-", buffering=0)  # noqa: SIM115
+        self._handle = file.fileno()
+        weakref.finalize(self, file.close)
 
     def store(self, key: Hashable, parts: Sequence[Tensor]) -> None:
-        kept = []
+        kept = self._kept[key] = []
         for part in parts:
-            start = self._file.seek(0, os.SEEK_END)
-            values = part.numpy()
-            try:
-                self._file.write(values.data)
-                self._file.flush()
-            except OSError as error:
-                raise InputError(
-                    f"--weights-home disk: writing {format_bytes(part.nbytes)} of weights to "
-                    f"{tempfile.gettempdir()} failed ({error.strerror}). Free disk space there, "
-                    "or set TMPDIR to another folder."
-                ) from error
-            kept.append(FileBytes.of(self._file.fileno(), start, values))
-        self._kept[key] = kept
+            with _explain_disk_errors():
+                written = FileBytes.write(self._handle, self._num_bytes, part.numpy())
+            kept.append(written)
+            self._num_bytes += written.num_bytes
 
     def pieces(self, key: Hashable, parts: Sequence[Tensor]) -> list[Piece]:
         return [
             Piece(to, source, source.num_bytes)
             for to, source in zip(parts, self._kept[key], strict=True)
         ]
+
+
+@contextmanager
+def _explain_disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"--weights-home disk: weights cannot be written to a temporary file ({error}). Free "
+            "disk space there, or set TMPDIR to another folder."
+        ) from error

@@ -380,18 +380,15 @@ class Machinery:
     def copy_counters(self) -> dict[str, Counters]:
         """Return copies of all counters: of the "engine", and of each model's KV by role."""
         engine = self.batch.counts.copy()
-        weights = {name: each.bytes_moved for name, each in self.offloads.items()}
         if self.tiers:
-            moved = self.wire.bytes_moved
-            engine.h2d_bytes = moved.get(Direction.H2D, 0) - sum(
-                weights[name] for name, each in self.offloads.items() if each.shares_link
-            )
+            moved = self.tiers[0].link.bytes_moved
+            engine.h2d_bytes = moved.get(Direction.H2D, 0)
             engine.d2h_bytes = moved.get(Direction.D2H, 0)
         counted = {"engine": engine}
         for name, model in self.models:
             counted[name] = counted.get(name, Counters()) + model.store.counts
-        for name, num_bytes in weights.items():
-            counted[name].weight_bytes = num_bytes
+        for name, offload in self.offloads.items():
+            counted[name].weight_bytes = offload.bytes_moved
         return counted
 
     def usage(self) -> Usage:
@@ -421,7 +418,7 @@ def _sizes(model: LoadedModel, *, scores: bool = False, parts: int = 1) -> Model
     offload, moved = decoder.offload, None
     if offload is not None:
         moved = Offloaded(
-            offload.num_layers,
+            offload.numbers,
             offload.home_bytes + offload.table_bytes,
             offload.buffer_bytes,
             offload.pass_bytes,

@@ -33,11 +33,12 @@ _TOKENS_OF_A_ROW = 128
 class Offloaded:
     """Layers of one model that are not on the device (`models.offload`).
 
+    numbers: the numbers of these layers.
     home_bytes: weights on the host or on disk. buffer_bytes: buffers on the device.
     pass_bytes: bytes that a pass of many rows copies to the device.
     """
 
-    num_layers: int
+    numbers: tuple[int, ...]
     home_bytes: int
     buffer_bytes: int
     pass_bytes: int
@@ -85,25 +86,35 @@ class ModelBytes:
     def with_offloaded(self, num_layers: int) -> ModelBytes:
         """Return this model with the weights of `num_layers` layers off the device.
 
-        All layers are assumed to be equally large. A large embedding table that is not the LM head
-        leaves the device, too. A mixture of experts has all experts at home.
-        The device also keeps as many of them as the other layers have.
+        The layers are evenly spread. So a copy has the time of the resident layers between two
+        offloaded ones to arrive. A large embedding table that is not the LM head leaves the device,
+        too. A mixture of experts has all experts at home; the device also keeps as many of them as
+        the other layers have.
         """
         if not num_layers:
             return replace(self, offloaded=None)
+        layers, built = self.shape.layers, self.shape.built
         whole = projection_bytes(self.shape, self.element_bytes, self.storage)
-        built, depth = self.shape.built, self.shape.layers
-        if built is None or not built.experts:
-            home, buffers = num_layers * whole // depth, WEIGHT_BUFFERS * whole // depth
-            table = 0 if self.shape.tied else self.shape.vocab * self.shape.hidden
-            table *= self.element_bytes
-            table = table if table >= LARGE_TABLE_BYTES else 0
-            return replace(self, offloaded=Offloaded(num_layers, home + table, buffers, home))
-        values = sum(map(prod, self.shape.matrices))
-        home = whole * built.experts // values
-        passing = WEIGHT_BUFFERS * home // built.num_experts
-        moved = home * num_layers // depth
-        return replace(self, offloaded=Offloaded(num_layers, home, home - moved + passing, moved))
+        numbers = tuple(turn * layers // num_layers for turn in range(num_layers))
+        if built is not None and built.experts:
+            home = whole * built.experts // sum(map(prod, self.shape.matrices))
+            passing = WEIGHT_BUFFERS * home // built.num_experts
+            moved = home * num_layers // layers
+            return replace(self, offloaded=Offloaded(numbers, home, home - moved + passing, moved))
+        values = (built.by_layer if built is not None else ()) or (1,) * layers
+        sizes = [whole * values[number] // sum(values) for number in numbers]
+        buffers = [max(sizes[turn::WEIGHT_BUFFERS], default=0) for turn in range(WEIGHT_BUFFERS)]
+        moved = sum(sizes)
+        home = moved + self._table_bytes
+        return replace(self, offloaded=Offloaded(numbers, home, sum(buffers), moved))
+
+    @property
+    def _table_bytes(self) -> int:
+        """Bytes of an embedding table that leaves the device with the first layer; 0 if none."""
+        if self.shape.tied or self.shape.built is not None:
+            return 0
+        table = self.shape.vocab * self.shape.hidden * self.element_bytes
+        return table if table >= LARGE_TABLE_BYTES else 0
 
     @property
     def kv_per_token(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import inf
 from typing import Any
 
 from beamwright.errors import InputError
@@ -18,18 +19,10 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.times import add_verifier_costs, decode_costs
 from beamwright.plan.workload import Workload
 from beamwright.sections import MemorySettings
-from beamwright.solver.memory import plan_memory
+from beamwright.solver.memory import MemoryPlan, plan_memory
 from beamwright.solver.model_bytes import ModelBytes
 
 _TRIED = 24  # maximum number of layer counts that are tried
-
-
-def spread_layers(num_layers: int, count: int) -> list[int]:
-    """Return the numbers of `count` of `num_layers` layers, evenly spread.
-
-    So a copy has the time of the resident layers between two offloaded ones to arrive.
-    """
-    return [number * num_layers // count for number in range(count)]
 
 
 def choose_offload(
@@ -41,28 +34,29 @@ def choose_offload(
 ) -> list[ModelBytes]:
     """Return the models, with layers offloaded if the weights do not fit.
 
-    Of all numbers of layers that leave room for KV, the one with the fastest search is chosen. A
-    verifier is offloaded as a whole or not at all: it reads all tokens of a round at once, so its
-    copies cost least. If nothing fits, the models are returned unchanged.
+    Of all numbers of layers that leave room for KV, the one with the fastest search is chosen; if
+    not even one beam of `workload` fits, the one with the most room. A verifier is offloaded as a
+    whole or not at all: it reads all tokens of a round at once, so its copies cost least. If
+    nothing fits, the models are returned unchanged.
 
     memory: with the limit on device memory.
     models: the generator and, if it keeps KV, the verifier, with all weights on the device.
     rules: further arguments of `plan_memory`. On a GPU with offloaded layers, kernels are assumed.
     """
-    whole = _seconds(memory, models, workload, profile, rules, any_kv=True)
+    whole = _plan(memory, models, workload, rules)
     if memory.weights_home == "device" or memory.memory is None or whole is not None:
         return [*models]
     generator, *verifiers = models
     rules = {**rules, "in_place": rules["in_place"] or rules["step_tokens"] is None}
     counts = [[0, *_layer_counts(generator.shape.layers)]]
     counts += [[0, each.shape.layers] if each.parts == 1 else [0] for each in verifiers]
-    found: list[tuple[float, list[ModelBytes]]] = []
+    found: list[tuple[float, int, list[ModelBytes]]] = []
     for choice in product(*counts):
         tried = [model.with_offloaded(n) for model, n in zip(models, choice, strict=True)]
-        seconds = _seconds(memory, tried, workload, profile, rules)
-        if seconds is not None:
-            found.append((seconds, tried))
-    return min(found, key=lambda each: each[0])[1] if found else [*models]
+        if (plan := _plan(memory, tried, workload, rules)) is not None:
+            seconds = _seconds(tried, plan, workload, profile)
+            found.append((seconds, -plan.kv_bytes if seconds == inf else 0, tried))
+    return min(found, key=lambda each: each[:2])[2] if found else [*models]
 
 
 def _layer_counts(num_layers: int) -> list[int]:
@@ -72,31 +66,29 @@ def _layer_counts(num_layers: int) -> list[int]:
     return sorted(counts)
 
 
-def _seconds(
+def _plan(
     memory: MemorySettings,
     models: Sequence[ModelBytes],
     workload: Workload,
-    profile: HardwareProfile,
     rules: Mapping[str, Any],
-    *,
-    any_kv: bool = False,
-) -> float | None:
-    """Return the predicted seconds of a search, or None if the models do not fit.
-
-    any_kv: return 0 if any memory is left for KV, without a prediction.
-    """
+) -> MemoryPlan | None:
+    """Return the memory plan of these models, or None if they leave nothing for KV."""
     verifier = models[1] if len(models) > 1 else None
     try:
-        plan = plan_memory(memory, models[0], verifier, workload.num_beams, **rules)
+        return plan_memory(memory, models[0], verifier, workload.num_beams, **rules)
     except InputError:
         return None
-    if any_kv:
-        return 0.0
+
+
+def _seconds(
+    models: Sequence[ModelBytes], plan: MemoryPlan, workload: Workload, profile: HardwareProfile
+) -> float:
+    """Return the predicted seconds of a search; infinity if not even one beam's KV fits."""
     roofline = Roofline(models[0].costs, profile)
     totals = decode_costs(workload, roofline, plan.generator_kv_bytes)
     if totals is None:
-        return None
-    if verifier is not None:
+        return inf
+    for verifier in models[1:]:
         scorer = VerifierCosts(verifier.costs, plan.verifier_kv_bytes // verifier.parts)
         add_verifier_costs(totals, workload, scorer, profile)
     return totals.decode_s + totals.verify_s + totals.stall_s

@@ -318,7 +318,7 @@ class SolutionMaker:
         return {
             role: result.WeightStats.of(
                 new[role],
-                layers=model.offloaded.num_layers,
+                layers=len(model.offloaded.numbers),
                 home_bytes=model.offloaded.home_bytes,
                 device_bytes=model.weights,
             )

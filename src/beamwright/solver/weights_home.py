@@ -19,7 +19,7 @@ from beamwright.plan.machines import with_link_bandwidth
 from beamwright.solver.auto_settings import expected_workload, machine_profile
 from beamwright.solver.memory import host_memory_bytes
 from beamwright.solver.model_bytes import ModelBytes
-from beamwright.solver.offload import choose_offload, spread_layers
+from beamwright.solver.offload import choose_offload
 from beamwright.sparse.rule import METHODS
 from beamwright.verify.find import find_verifier_shape
 
@@ -32,7 +32,7 @@ def make_offloads(
 ) -> Mapping[str, WeightOffload]:
     """Return, by role, what takes the weights of layers that do not fit; empty if all fit.
 
-    wire: the link to the host, which KV shares.
+    wire: the link to the host, which KV shares; bytes of weights are counted apart.
     free_bytes: free memory of the GPU; None on a CPU.
     has_own: True if the user's own verifier scores.
 
@@ -83,14 +83,12 @@ def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.devic
             f"{format_bytes(most)} of host memory. Use smaller weights (--weights int4)."
         )
     home: WeightHome = FileHome() if on_disk else HostHome(device)
-    own = Wire(wire.emulated_bandwidth) if on_disk else wire
+    own = Wire(wire.emulated_bandwidth) if on_disk else wire.with_own_counter()
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
     link, depth = StreamLink(streams, wire=own), model.shape.layers
     if model.shape.built is not None and model.shape.built.experts:
-        kept = 1 - moved.num_layers / depth
-        return ExpertOffload(kept, home, link, str(device), shares_link=not on_disk)
-    numbers = spread_layers(depth, moved.num_layers)
-    return LayerOffload(numbers, home, link, str(device), shares_link=not on_disk)
+        return ExpertOffload(1 - len(moved.numbers) / depth, home, link, str(device))
+    return LayerOffload(moved.numbers, home, link, str(device))
 
 
 def _is_on_disk(settings: Settings) -> bool:
