@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class FileHome:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, prefix="beamwright-weights-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         self._kept: dict[int, list[FileBytes]] = {}
 
     def store(self, number: int, parts: Sequence[Tensor]) -> None:
