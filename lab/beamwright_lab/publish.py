@@ -28,6 +28,7 @@ from beamwright_lab.gains.kinds import KINDS
 from beamwright_lab.gpu import costs, published
 from beamwright_lab.gpu import tables as card_tables
 from beamwright_lab.models import shown
+from beamwright_lab.offload import measured, predicted
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -80,6 +81,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "frontier-levers": lambda: tables.frontier_levers(read("frontier")),
     "gains": lambda: _whole(lambda found: study.shown(found["rows"], KINDS), "gains_small"),
     "hybrids": lambda: _whole(tables.hybrids, "hybrids"),
+    "offload-measured": lambda: _whole(measured.speed_table, "offload_measured"),
+    "offload-memory": lambda: measured.peak_table(read("offload_measured")),
+    "offload-predicted": lambda: _whole(predicted.speed_table, "offload_predicted"),
     "pairs": lambda: pairs.block(read("pairs")),
     "lbs-figures": lambda: _whole(tables.lbs, "lbs_figures"),
     "families": lambda: _whole(lambda found: shown.family_rows(found["rows"]), "families"),

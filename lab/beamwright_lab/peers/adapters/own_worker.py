@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from beamwright_lab.peers.adapters.worker import serve
@@ -32,6 +33,7 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         ignore_eos=True,
         temperature=options["temperature"],
         drafts="off",  # drafts are useless with random weights
+        **options.get("more", {}),
     )
     prompt: list[int] = []
 
@@ -40,7 +42,14 @@ def _start(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
     exact = solver.synthetic(options["prompt_tokens"], on_round=record_prompt).exact
     facts = {"version": f"beamwright {beamwright.__version__}", "prompt": prompt, "exact": exact}
-    return facts, {"paths": partial(_paths, solver, options["prompt_tokens"])}
+    paths = partial(_paths, solver, options["prompt_tokens"])
+    return facts, {"paths": paths, "reset_peak": _reset_peak}
+
+
+def _reset_peak() -> dict[str, Any]:
+    """Let the peak memory start again from the memory in use now (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return {}
 
 
 def _paths(solver: Any, prompt_tokens: int, **same: Any) -> dict[str, Any]:
