@@ -112,7 +112,7 @@ def shown(found: Mapping[str, Any]) -> str:
         {key: f"{x:.3g}" if isinstance(x, float) else x for key, x in row.items()}
         for row in found["rows"]
     ]
-    return table(rows, [*max(rows, key=lambda row: len(row))])
+    return table(rows, [*rows[-1]])
 
 
 def main() -> None:

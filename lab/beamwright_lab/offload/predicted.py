@@ -89,7 +89,9 @@ def _ours(
     rules: dict[str, Any] = {"in_place": True, "free_bytes": limit, "step_tokens": None}
     chosen = choose_offload(memory, models, work, card, rules)
     try:
-        plan = plan_memory(memory, *(*chosen, None)[:2], work.num_beams, **rules)
+        plan = plan_memory(
+            memory, chosen[0], chosen[1] if len(chosen) > 1 else None, work.num_beams, **rules
+        )
     except InputError:
         return {"layers off the card": "no fit"}
     roofline = Roofline(chosen[0].costs, card)
@@ -148,7 +150,7 @@ def shown(found: Mapping[str, Any]) -> str:
          f"{x:.0f}" if isinstance(x, float) else x for key, x in row.items()}
         for row in found["rows"]
     ]  # fmt: skip
-    return table(rows, [*max(rows, key=lambda row: len(row))])
+    return table(rows, [*next(row for row in rows if "tokens/s" in row)])
 
 
 def main() -> None:
