@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -36,6 +36,8 @@ def make_offloads(
         InputError: if weights do not fit the host, or for an option that offloading excludes.
     """
     memory, device = settings.memory, torch.device(settings.model.device)
+    if memory.weights_home == "disk" and device.type != "cpu":
+        raise InputError("--weights-home disk: a GPU gets weights from the host; use host")
     if memory.memory is None and free_bytes is not None:
         limit = int(_FREE_SHARE * free_bytes)
         memory = memory.model_copy(update={"memory": limit})
@@ -53,39 +55,30 @@ def make_offloads(
     workload = expected_workload(settings, models[0].shape.context)
     chosen = choose_offload(memory, models, workload, profile, rules)
     roles = zip(("generator", "verifier"), chosen, strict=False)
-    return {
-        role: _make(settings, model, wire, device)
-        for role, model in roles
-        if model.offloaded is not None
-    }
-
-
-def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.device) -> LayerOffload:
-    moved = model.offloaded
-    assert moved is not None
-    if settings.sparse.sparse != "off":
+    moved = {role: model.offloaded for role, model in roles if model.offloaded is not None}
+    if moved and settings.sparse.sparse != "off":
+        needed = sum(model.all_weights for model in models)
         raise InputError(
             f"--sparse {settings.sparse.sparse} needs all weights on the device. They take "
-            f"{format_bytes(model.all_weights)}: raise --memory."
+            f"{format_bytes(needed)}: raise --memory."
         )
-    named = settings.memory.weights_home
-    on_disk = named == "disk" or (named == "auto" and device.type == "cpu")
-    if on_disk and device.type != "cpu":
-        raise InputError("--weights-home disk: a GPU gets weights from the host; use host")
-    if not on_disk and moved.home_bytes > (most := host_memory_bytes()):
+    on_disk = memory.weights_home == "disk" or (
+        memory.weights_home == "auto" and device.type == "cpu"
+    )
+    needed, most = sum(each.home_bytes for each in moved.values()), host_memory_bytes()
+    if not on_disk and needed > most:
         raise InputError(
-            f"--weights-home host: {format_bytes(moved.home_bytes)} of weights do not fit in the "
+            f"--weights-home host: {format_bytes(needed)} of weights do not fit in the "
             f"{format_bytes(most)} of host memory. Use smaller weights (--weights int4)."
         )
-    home: WeightHome = FileHome() if on_disk else HostHome(device)
-    own = Wire(wire.emulated_bandwidth) if on_disk else wire.with_own_counter()
-    streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
-    return LayerOffload(
-        moved.numbers,
-        home,
-        StreamLink(streams, wire=own),
-        str(device),
-    )
+
+    def make(numbers: Sequence[int]) -> LayerOffload:
+        home: WeightHome = FileHome() if on_disk else HostHome(device)
+        own = Wire(wire.emulated_bandwidth) if on_disk else wire.with_own_counter()
+        streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
+        return LayerOffload(numbers, home, StreamLink(streams, wire=own), str(device))
+
+    return {role: make(each.numbers) for role, each in moved.items()}
 
 
 def _sizes(settings: Settings, *, has_own: bool) -> list[ModelBytes]:
