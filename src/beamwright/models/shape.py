@@ -102,8 +102,9 @@ class ModelShape:
     shared: (layer, source) for each layer that reads the KV of another layer, its source.
     packed: for a quantised checkpoint, (bytes, values): the bytes of the projections that stay
         quantised, and the number of values in the others. None for a plain checkpoint.
-    blocks: for a GGUF file, (bytes, values): the bytes of the blocks that the C library multiplies,
-        and the number of values in all other tensors. None for other files.
+    blocks: for a GGUF file, (bytes, values, head): the bytes of the blocks that the C library
+        multiplies, the number of values in all other tensors, and the bytes of the LM head's
+        blocks. None for other files.
     built: the sizes of a model that `transformers` builds; None for Beamwright's own decoder.
     """
 
@@ -140,7 +141,7 @@ class ModelShape:
     states: tuple[StatePart, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
     packed: tuple[int, int] | None = None
-    blocks: tuple[int, int] | None = None
+    blocks: tuple[int, int, int] | None = None
     built: BuiltSizes | None = None
 
     @property

@@ -56,8 +56,8 @@ class Shape(Protocol):
     matrices: (rows, columns, count) of the projections inside the layers.
     packed: for a quantised checkpoint, bytes of its packed projections and number of projection
         weights that are not packed.
-    blocks: for a checkpoint that can be kept in GGUF blocks, bytes of these blocks and number of
-        weights outside them.
+    blocks: for a checkpoint that can be kept in GGUF blocks, bytes of these blocks, number of
+        weights outside them, and bytes of the LM head's blocks.
     """
 
     @property
@@ -75,7 +75,7 @@ class Shape(Protocol):
     @property
     def packed(self) -> tuple[int, int] | None: ...
     @property
-    def blocks(self) -> tuple[int, int] | None: ...
+    def blocks(self) -> tuple[int, int, int] | None: ...
     @property
     def kv_groups(self) -> Sequence[Any]: ...
     @property
@@ -150,7 +150,7 @@ def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PL
         packed, plain = shape.packed or (0, 0)
         return packed + (others + plain) * element_bytes
     if storage is Storage.BLOCKS:
-        tiles, plain = shape.blocks or (0, 0)
+        tiles, plain, _ = shape.blocks or (0, 0, 0)
         return tiles + plain * element_bytes
     return others * element_bytes + projection_bytes(shape, element_bytes, storage)
 
@@ -164,8 +164,8 @@ def projection_bytes(shape: Shape, element_bytes: int, storage: Storage = Storag
         packed, plain = shape.packed or (0, 0)
         return packed + plain * element_bytes
     if storage is Storage.BLOCKS:
-        tiles, plain = shape.blocks or (0, 0)  # with the LM head, whose blocks count in proportion
-        return tiles * values // max(1, shape.num_parameters - plain)
+        tiles, _, head = shape.blocks or (0, 0, 0)
+        return tiles - head
     return sum(
         count * matrix_bytes(rows, columns, element_bytes, storage)
         for rows, columns, count in shape.matrices

@@ -24,7 +24,7 @@ from beamwright.models.grouped import GroupedLinear, JoinedLinear
 from beamwright.models.hf_config import read_shape
 from beamwright.models.hub import resolve_folder
 from beamwright.models.load import inspect_model, load_model
-from beamwright.plan.costs import weight_bytes
+from beamwright.plan.costs import projection_bytes, weight_bytes
 from beamwright.sections import ModelSettings
 from engines import logprobs, projections
 from models.test_linear import tensors_in
@@ -181,6 +181,9 @@ def test_bytes_of_blocks_are_counted_and_the_embedding_stays_in_its_file(write, 
     norms = (2 * len(weights.layers) + 1) * weights.final_norm.weight.nbytes
     stored = sum(each.nbytes for each in tiles) + norms
     assert weight_bytes(read_shape(path, None), 4, model.storage) == stored
+    in_layers = [part[2] for linear in projections(model.decoder) for part in linear.parts]
+    in_layers_bytes = sum(each.nbytes for each in in_layers)
+    assert projection_bytes(read_shape(path, None), 4, model.storage) == in_layers_bytes
     found = inspect_model(ModelSettings(model=str(path)))
     assert (found["weight_bytes"], found["weights"]) == (stored, "blocks")
     assert isinstance(weights.embedding, RowReader)

@@ -297,9 +297,10 @@ def weight_sizes(file: Path) -> dict[str, Any]:
 
     packed: for the projections of all layers, the bytes of those that stay quantised, and the
         number of values of the others.
-    blocks: the bytes of all tensors in blocks, as `models.native` stores them, and the number of
-        values of the other tensors. An embedding that is not also the LM head does not count if the
-        head is in blocks, because its rows are then read from the file on demand.
+    blocks: the bytes of all tensors in blocks, as `models.native` stores them, the number of
+        values of the other tensors, and the bytes of the LM head's blocks. An embedding that is not
+        also the LM head does not count if the head is in blocks, because its rows are then read
+        from the file on demand.
     """
     tensors = dict(read_gguf_header(file).tensors)
     packed = values = 0
@@ -313,7 +314,7 @@ def weight_sizes(file: Path) -> dict[str, Any]:
     head = tensors.get("output.weight", tensors.get("token_embd.weight"))
     if head is not None and head.kind in KEPT and "output.weight" in tensors:
         tensors.pop("token_embd.weight", None)
-    blocks = plain = 0
+    blocks = plain = of_head = 0
     for each in tensors.values():
         if each.kind not in KEPT:
             plain += math.prod(each.shape)
@@ -321,5 +322,7 @@ def weight_sizes(file: Path) -> dict[str, Any]:
         *matrices, rows, columns = each.shape
         row = each.size // (math.prod(matrices) * rows)
         row += columns // 256 * 4 * (each.kind in _FACTORS_OF_SIX)
-        blocks += math.prod(matrices) * -(-rows // _TILE_ROWS) * _TILE_ROWS * row
-    return {"packed": (packed, values), "blocks": (blocks, plain)}
+        tiles = math.prod(matrices) * -(-rows // _TILE_ROWS) * _TILE_ROWS * row
+        blocks += tiles
+        of_head += tiles if each is head else 0
+    return {"packed": (packed, values), "blocks": (blocks, plain, of_head)}
