@@ -54,6 +54,20 @@ def test_links_over_one_wire_share_its_bandwidth_and_its_counters():
     assert again.begins_s < second.ends_s, "nobody needs that time any more"
 
 
+def test_other_data_shares_the_bandwidth_of_a_wire_and_not_its_counters():
+    wire = Wire(emulated_bandwidth=1_000_000)
+    own = wire.with_own_counter()
+    first, second = (
+        StreamLink(EagerStreams(), wire=each).submit(
+            Direction.H2D, "weights", [piece(np.zeros(10_000), np.ones(10_000))]
+        )
+        for each in (wire, own)
+    )
+    assert second.begins_s == first.ends_s
+    assert wire.bytes_moved == own.bytes_moved == {Direction.H2D: 80_000}
+    assert wire.bytes_moved is not own.bytes_moved
+
+
 def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else():
     class Dying(EagerStreams):
         def copy(self, direction, pieces):

@@ -4,8 +4,8 @@
 
 Sides take turns in one run: all weights resident; layers in host memory behind an emulated link of
 each bandwidth; layers in a temporary file, mostly in the page cache. All trees are equal, or the
-run fails. The floor is the longer of two times: to move the bytes at the link's bandwidth, and to run
-with all weights resident.
+run fails. The floor is the longer of two times: to move the bytes at the link's bandwidth, and to
+run with all weights resident.
 """
 
 from __future__ import annotations

@@ -194,6 +194,11 @@ class SolverOptions(RequestOptions, total=False):
     """Memory for KV on the device (default: computed from --memory)."""
     host_memory: int | str | None
     """Limit on KV in host memory (default: half of it; GPU: at most 16 GiB)."""
+    weights_home: Literal["auto", "device", "host", "disk"]
+    """Where layers live whose weights do not fit in --memory: in host memory, on disk, or
+    nowhere (device). They are copied to the device for each pass. auto: host for a GPU, disk
+    for a CPU. Same tree.
+    """
     split: Literal["auto"] | float
     """How generator and verifier share KV memory: auto moves it to the model that needs it,
     SHARE fixes the generator's part.

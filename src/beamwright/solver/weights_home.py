@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -40,6 +40,8 @@ def make_offloads(
         InputError: if weights do not fit the host, or for an option that offloading excludes.
     """
     memory, device = settings.memory, torch.device(settings.model.device)
+    if memory.weights_home == "disk" and device.type != "cpu":
+        raise InputError("--weights-home disk: a GPU gets weights from the host; use host")
     if memory.memory is None and free_bytes is not None:
         limit = int(_FREE_SHARE * free_bytes)
         memory = memory.model_copy(update={"memory": limit})
@@ -58,37 +60,49 @@ def make_offloads(
     workload = expected_workload(settings, models[0].shape.context)
     chosen = choose_offload(memory, models, workload, profile, rules)
     roles = zip(("generator", "verifier"), chosen, strict=False)
-    return {
-        role: _make(settings, model, wire, device)
-        for role, model in roles
-        if model.offloaded is not None
-    }
+    moved = {role: model for role, model in roles if model.offloaded is not None}
+    if moved:
+        _check(settings, models, moved.values())
+    return {role: _make(settings, model, wire, device) for role, model in moved.items()}
+
+
+def _check(
+    settings: Settings,
+    models: Sequence[ModelBytes],
+    moved: Iterable[ModelBytes],
+) -> None:
+    """Check that options and host memory allow these models to be offloaded.
+
+    Raises:
+        InputError: if not.
+    """
+    method = METHODS.get(settings.sparse.sparse)
+    if method is not None and method.query == "ahead":
+        needed = format_bytes(sum(model.all_weights for model in models))
+        raise InputError(
+            f"--sparse {settings.sparse.sparse} reads the next layer's weights early, so all "
+            f"weights must fit. They take {needed}: raise --memory."
+        )
+    if _is_on_disk(settings):
+        return
+    at_home = sum(each.offloaded.home_bytes for each in moved if each.offloaded is not None)
+    if at_home > (most := host_memory_bytes()):
+        raise InputError(
+            f"--weights-home host: {format_bytes(at_home)} of weights do not fit in the "
+            f"{format_bytes(most)} of host memory. Use smaller weights (--weights int4)."
+        )
 
 
 def _make(settings: Settings, model: ModelBytes, wire: Wire, device: torch.device) -> WeightOffload:
-    moved = model.offloaded
-    assert moved is not None
-    method = METHODS.get(settings.sparse.sparse)
-    if method is not None and method.query == "ahead":
-        raise InputError(
-            f"--sparse {settings.sparse.sparse} reads the next layer's weights early, so all "
-            f"weights must fit. They take {format_bytes(model.all_weights)}: raise --memory."
-        )
+    assert model.offloaded is not None
+    numbers, depth = model.offloaded.numbers, model.shape.layers
     on_disk = _is_on_disk(settings)
-    if on_disk and device.type != "cpu":
-        raise InputError("--weights-home disk: a GPU gets weights from the host; use host")
-    if not on_disk and moved.home_bytes > (most := host_memory_bytes()):
-        raise InputError(
-            f"--weights-home host: {format_bytes(moved.home_bytes)} of weights do not fit in the "
-            f"{format_bytes(most)} of host memory. Use smaller weights (--weights int4)."
-        )
     home: WeightHome = FileHome() if on_disk else HostHome(device)
     own = Wire(wire.emulated_bandwidth) if on_disk else wire.with_own_counter()
-    streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
-    link, depth = StreamLink(streams, wire=own), model.shape.layers
+    link = StreamLink(CudaStreams(device) if device.type == "cuda" else HostStreams(), wire=own)
     if model.shape.built is not None and model.shape.built.experts:
-        return ExpertOffload(1 - len(moved.numbers) / depth, home, link, str(device))
-    return LayerOffload(moved.numbers, home, link, str(device))
+        return ExpertOffload(1 - len(numbers) / depth, home, link, str(device))
+    return LayerOffload(numbers, home, link, str(device))
 
 
 def _is_on_disk(settings: Settings) -> bool:
