@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from beamwright.models.named import shape_from_text
 from beamwright.plan.machines import CAPTURED_LAUNCH_S, CAPTURED_LAUNCHES, CARDS
-from beamwright_lab.gpu import codes, costs
+from beamwright_lab.gpu import costs
 from beamwright_lab.gpu.launches import DEVICE, captured_prefill, on_card, prefill_launches
 
 
@@ -58,15 +58,6 @@ def test_plans_and_simulations_take_what_was_fitted_and_counted():
     fit = costs.fit_costs(costs.measured_steps())
     assert fit.launch_s == pytest.approx(CAPTURED_LAUNCH_S, rel=0.1)
     assert costs.count_launches("qwen2.5-1.5b", 256, (9, 0))[0] == CAPTURED_LAUNCHES
-
-
-def test_codes_are_fewer_bytes_and_a_launch_a_layer_more(monkeypatch):
-    monkeypatch.setattr(codes, "count_launches", lambda _, storage: (10 - (storage == "plain"), 14))
-    fit = costs.fit_costs(costs.measured_steps())
-    plain, int8, int4 = (codes.predict(fit, "qwen2.5-7b", each) for each in codes.STORAGES)
-    assert int4["GB a token"] < 0.35 * plain["GB a token"] < 0.7 * int8["GB a token"]
-    assert int4["h100, 1"] < int8["h100, 1"] < plain["h100, 1"]
-    assert plain["rtx-3060, 1"] is None, "14 GB do not fit 12"
 
 
 # --- launches, on torch's `meta` device --------------------------------------------------------

@@ -38,13 +38,16 @@ import torch
 from beamwright import Solution, Solver
 from beamwright.cli.app import main as beamwright
 from beamwright.engine import selftest
-from beamwright.errors import BeamwrightError
+from beamwright.errors import BeamwrightError, CapacityError, InputError
 from beamwright.models.load import has_bfloat16, load_model
 from beamwright.solver import machinery, memory
-from beamwright_lab.checks.papers import GOOD, PLAIN, outcome_of
 from beamwright_lab.common import finish, say, table
 
 Options = dict[str, Any]
+
+# A search alone, with all KV on the device and nothing decoded ahead.
+PLAIN: Options = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
+GOOD = ("equal", "refused", "capacity", "inexact")
 
 NUMBERS: dict[str, list[Any]] = {
     "dtype": [None, None, None, "float32", "bfloat16" if has_bfloat16() else None],
@@ -96,6 +99,17 @@ SHARES = {"100 %": 1.0, "60 %": 0.6, "35 %": 0.35, "least": 0.0}
 HOW: Sequence[Mapping[str, str]] = ({}, {"dtype": "float32"}, {"weights": "int8"})
 SHOWN = {"search": "beam", "verifier": "logprob", "n": 8, "width": 2, "max_rounds": 3}
 PROBLEM = "Eva had 9 cards; she lost 4. How many?"
+
+
+def outcome_of(error: Exception) -> dict[str, Any]:
+    """Return the outcome of an error: its kind, or that it is not one line of text."""
+    if "\n" in str(error) or not str(error):
+        return {"outcome": "long line", "error": f"{type(error).__name__}: {error}"}
+    kinds = {InputError: "refused", CapacityError: "capacity"}
+    for kind, outcome in kinds.items():
+        if isinstance(error, kind):
+            return {"outcome": outcome, "error": str(error)}
+    return {"outcome": "raised", "error": f"{type(error).__name__}: {error}"}
 
 
 def run_random_sets(model: str, numbers: Sequence[int], seed: int) -> Options:
