@@ -1,5 +1,6 @@
 """Offloaded layers: each runs with its own weights, whenever copies run and whoever asks."""
 
+import random
 import sys
 import threading
 from collections import Counter
@@ -12,10 +13,12 @@ from beamwright.errors import InputError, LinkError
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import HostStreams
 from beamwright.models.decoder import Linear
+from beamwright.models.expert_offload import ExpertOffload
 from beamwright.models.grouped import JoinedLinear, round_to_groups
 from beamwright.models.linear import Int8Linear, prepack_linear
 from beamwright.models.native import library_accepts, pack_for_library
-from beamwright.models.offload import FileHome, HostHome, LayerOffload
+from beamwright.models.offload import LayerOffload
+from beamwright.models.weight_homes import FileHome, HostHome
 from streams import EagerStreams, LateStreams
 
 LAYERS = 6
@@ -158,6 +161,69 @@ def test_passes_of_two_threads_exclude_each_other():
     assert model.wrong() == []
     assert Counter(number for number, _ in model.seen)[0] == 120
     model.offload.close()
+
+
+# --- experts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("streams", [LateStreams, HostStreams])
+@pytest.mark.parametrize("pack", [lambda x: x, prepack_linear], ids=["plain", "packed"])
+def test_every_expert_runs_with_its_own_weights(kept, streams, pack):
+    """An expert leaves a buffer and comes back to another while copies into the first go on."""
+    draws = random.Random(0)
+    offload = ExpertOffload(kept, NotedHome(), StreamLink(streams()), "cpu")
+    layers = [
+        [[pack(Linear(torch.full((16, 32), float(8 * layer + number)))) for _ in "ud"]
+         for number in range(8)] for layer in range(3)
+    ]  # fmt: skip
+    x = torch.ones(8, 32) / 32
+    for layer, experts in enumerate(layers):
+        offload.add(layer, [], experts)
+    offload.close_loading()
+    for turn in range(40):
+        with offload.one_pass():
+            for layer, experts in enumerate(layers):
+                wanted = sorted(draws.sample(range(8), draws.choice([1, 3, 8])))
+                found = []
+                for number in offload.bring_experts(layer)(wanted):
+                    values = torch.cat([each(x) for each in experts[number]]).unique().tolist()
+                    assert values == pytest.approx([8 * layer + number]), (turn, layer, number)
+                    found.append(number)
+                assert sorted(found) == wanted
+        if turn == 20:
+            offload.close()
+    if kept == 1:
+        assert offload.pass_bytes == 0
+    offload.close()
+
+
+def test_the_experts_that_are_used_most_stay():
+    home = NotedHome()
+    offload = ExpertOffload(0.25, home, StreamLink(HostStreams()), "cpu")
+    offload.add(0, [], [[Linear(torch.zeros(1, 8))] for _ in range(8)])
+    offload.close_loading()
+    bring = offload.bring_experts(0)
+    for wanted in ([0, 1, 2], [5, 6], [5, 6], [5, 6]):
+        list(bring(wanted))
+    home.fetched.clear()
+    assert list(bring([1, 5, 6])) == [5, 6, 1], "kept ones compute while others arrive"
+    assert home.fetched == [(0, 1)]
+    offload.close()
+
+
+def test_experts_of_a_pass_that_fails_leave_their_buffers():
+    offload = ExpertOffload(0.0, NotedHome(), StreamLink(HostStreams()), "cpu")
+    experts = [[Linear(torch.full((1, 8), float(number)))] for number in range(8)]
+    offload.add(0, [], experts)
+    offload.close_loading()
+    for _ in range(3):
+        coming = offload.bring_experts(0)(range(8))
+        next(coming)
+        coming.close()
+    for number in offload.bring_experts(0)(range(8)):
+        assert experts[number][0].weight.unique().tolist() == [number]
+    offload.close()
 
 
 # --- formats of weights ------------------------------------------------------------------------

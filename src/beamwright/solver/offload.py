@@ -47,7 +47,7 @@ def choose_offload(
     if memory.weights_home == "device" or memory.memory is None or whole is not None:
         return [*models]
     generator, *verifiers = models
-    rules = {**rules, "in_place": rules["in_place"] or rules["step_tokens"] is None}
+    rules = {**rules, "in_place": rules["in_place"] or rules.get("step_tokens") is None}
     counts = [[0, *_layer_counts(generator.shape.layers)]]
     counts += [[0, each.shape.layers] if each.parts == 1 else [0] for each in verifiers]
     found: list[tuple[float, int, list[ModelBytes]]] = []
