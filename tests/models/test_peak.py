@@ -33,6 +33,27 @@ model = load_model(large, settings)
 print(json.dumps([*before, bytes_of("VmHWM"), bytes_of("VmRSS")]))
 """
 
+SOLVE = """
+import json, sys
+from pathlib import Path
+from beamwright import Solver
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+small, large, memory = sys.argv[1:]
+options = {"verifier": "logprob", "n": 2, "width": 2, "max_rounds": 2, "max_step_tokens": 8}
+options |= {"dtype": "float32", "kv_memory": "8MiB"}
+Solver(model=small, **options).solve("1")  # whatever a first search needs
+before = peak()
+with Solver(model=large, **options, memory=int(memory)) as solver:
+    found = solver.solve("1")
+    moved = solver._machinery.sizes[0].with_offloaded(16)
+kept = {name: vars(each) for name, each in found.weights.items()}
+print(json.dumps([peak() - before, found.tree_hash, moved.weights, kept]))
+"""
+
 
 def write(folder, **sizes):
     folder.mkdir()
@@ -53,15 +74,15 @@ def folders(tmp_path_factory):
     ]
 
 
+def run(script, *words):
+    """What a script prints in a process of its own."""
+    command = [sys.executable, "-c", script, *map(str, words)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def loaded(small, large, weights, dtype):
     """Bytes before, at most and resident, and then the same afterwards."""
-    ran = subprocess.run(
-        [sys.executable, "-c", LOAD, str(small), str(large), weights, dtype],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(ran.stdout)
+    return run(LOAD, small, large, weights, dtype)
 
 
 tells_peak = pytest.mark.skipif(
@@ -92,3 +113,17 @@ def test_a_tied_table_is_held_once(folders, tmp_path):
     large = write(tmp_path / "large", vocab_size=vocab, tie_word_embeddings=True)
     _, before, _, after = loaded(folders[0], large, "auto", "bfloat16")
     assert after - before <= 1.3 * 2 * vocab * hidden
+
+
+@pytest.mark.nightly
+@tells_peak
+def test_layers_on_disk_take_no_memory(folders):
+    """But for two buffers, while the model is loaded and while it runs."""
+    whole, expected, least, _ = run(SOLVE, *folders, 2**30)
+    peak, tree_hash, _, weights = run(SOLVE, *folders, least + 9 * 2**20)
+    assert tree_hash == expected
+    moved = weights["generator"]
+    assert moved["layers"] > LAYERS // 2
+    saved = weight_bytes(read_shape(folders[1], None), 4) - moved["device_bytes"]
+    assert whole - peak > 0.7 * saved
+    assert saved > 40 * 2**20
