@@ -33,7 +33,7 @@ from beamwright.protocols import Direction
 _ALIGNED_BYTES = 64  # every tensor in a buffer begins at a multiple of this number
 
 
-class Projection(Protocol):
+class MovableWeight(Protocol):
     """A projection whose tensors can be replaced: a `decoder.Linear`."""
 
     @property
@@ -55,7 +55,7 @@ class _Layer:
 
     number: int
     buffer: int
-    linears: Sequence[Projection] = ()
+    linears: Sequence[MovableWeight] = ()
     parts: Sequence[Tensor] = ()
     num_bytes: int = 0
     ready: Transfer | None = None
@@ -191,7 +191,7 @@ class LayerOffload:
 
     # --- loading -----------------------------------------------------------------------------
 
-    def add(self, number: int, linears: Sequence[Projection]) -> None:
+    def add(self, number: int, linears: Sequence[MovableWeight]) -> None:
         """Move the weights of a layer home, if it is one of the offloaded layers.
 
         The layer cannot run until `close_loading` has been called.
@@ -314,13 +314,13 @@ def _span(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in sizes)
 
 
-def _buffer_bytes(linears: Sequence[Projection]) -> int:
+def _buffer_bytes(linears: Sequence[MovableWeight]) -> int:
     """Return the bytes that the weights of one layer take in a buffer."""
     tensors = (tensor for linear in linears for tensor in linear.stored)
     return sum(_aligned(tensor) for tensor in tensors if not tensor.is_mkldnn)
 
 
-def _bind(linears: Sequence[Projection], buffer: Tensor) -> list[Tensor]:
+def _bind(linears: Sequence[MovableWeight], buffer: Tensor) -> list[Tensor]:
     """Bind the weights of one layer to a buffer, and return the bytes of each tensor in it."""
     parts, at = list[Tensor](), 0
     for linear in linears:
