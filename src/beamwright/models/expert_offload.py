@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 
 from beamwright.kv.link import Link
-from beamwright.models.offload import Buffer, PackedKey, Projection, WeightOffload, Weights
+from beamwright.models.offload import Buffer, PackedKey, MovableWeight, WeightOffload, Weights
 from beamwright.models.weight_homes import WeightHome
 from beamwright.plan.costs import WEIGHT_BUFFERS
 
@@ -68,8 +68,8 @@ class ExpertOffload(WeightOffload):
     def add(
         self,
         number: int,
-        linears: Sequence[Projection],
-        experts: Sequence[Sequence[Projection]] = (),
+        linears: Sequence[MovableWeight],
+        experts: Sequence[Sequence[MovableWeight]] = (),
     ) -> None:
         if not experts:
             return

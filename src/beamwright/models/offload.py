@@ -30,7 +30,7 @@ from beamwright.protocols import Direction
 _ALIGNED_BYTES = 64  # every tensor in a buffer begins at a multiple of this number
 
 
-class Projection(Protocol):
+class MovableWeight(Protocol):
     """A projection whose tensors can be replaced: a `decoder.Linear`."""
 
     @property
@@ -53,7 +53,7 @@ class Weights:
     ready: the copy that was queued last.
     """
 
-    def __init__(self, key: Hashable, linears: Sequence[Projection]) -> None:
+    def __init__(self, key: Hashable, linears: Sequence[MovableWeight]) -> None:
         self.key, self.linears = key, linears
         self.parts: list[Tensor] = []
         self.ready: Transfer | None = None
@@ -215,8 +215,8 @@ class WeightOffload(ABC):
     def add(
         self,
         number: int,
-        linears: Sequence[Projection],
-        experts: Sequence[Sequence[Projection]] = (),
+        linears: Sequence[MovableWeight],
+        experts: Sequence[Sequence[MovableWeight]] = (),
     ) -> None:
         """Move weights of a layer home while a model is loaded, as far as they are offloaded.
 
@@ -301,8 +301,8 @@ class LayerOffload(WeightOffload):
     def add(
         self,
         number: int,
-        linears: Sequence[Projection],
-        experts: Sequence[Sequence[Projection]] = (),
+        linears: Sequence[MovableWeight],
+        experts: Sequence[Sequence[MovableWeight]] = (),
     ) -> None:
         if number not in self._turns:
             return

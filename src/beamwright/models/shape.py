@@ -72,7 +72,7 @@ class BuiltSizes:
     active: the parameters that are used for one token.
     head: the parameters of the LM head, or 0 if it is tied.
     matrices: (rows, columns, count) of the projections that `--weights` quantises.
-    by_layer: the number of values of these projections in each layer; () if layers are alike.
+    by_layer: the number of parameters of each layer; () if layers are alike.
     experts: the parameters of all routed experts. num_experts: the number of these experts.
     """
 

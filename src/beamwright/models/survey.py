@@ -73,10 +73,6 @@ class Survey:
         assert isinstance(layers, torch.nn.ModuleList)
         return layers
 
-    def layer_number(self, name: str) -> int:
-        """Return the number of the layer that has the weight or module `name`."""
-        return int(name.removeprefix(f"{self.layers_at}.").partition(".")[0])
-
     def quantises(self, name: str) -> bool:
         """Return whether `--weights` quantises the weight `name`.
 
@@ -436,11 +432,9 @@ def _sizes(surveyed: Survey) -> BuiltSizes:
     named = dict(surveyed.model.named_parameters())
     total = sum(each.numel() for each in named.values())
     matrices: dict[tuple[int, int], int] = defaultdict(int)
-    by_layer = [0] * len(surveyed.layers)
     for name, each in named.items():
         if surveyed.quantises(name):
             matrices[(each.shape[0], each.shape[1])] += 1
-            by_layer[surveyed.layer_number(name)] += each.numel()
     idle = experts = num_experts = 0
     for name, taken in surveyed.experts.items():
         module = surveyed.model.get_submodule(name)
@@ -449,11 +443,11 @@ def _sizes(surveyed: Survey) -> BuiltSizes:
             idle += each.numel() * (module.num_experts - taken) // module.num_experts
             if each.dim() == 3:
                 experts += each.numel()
-                by_layer[surveyed.layer_number(name)] += each.numel()
                 rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
                 matrices[(rows, columns)] += module.num_experts
     head = surveyed.model.get_output_embeddings()
     table = surveyed.model.get_input_embeddings().weight
     own = 0 if head is None or head.weight is table else head.weight.numel()
     sizes = tuple((*size, n) for size, n in matrices.items())
-    return BuiltSizes(total, total - idle, own, sizes, tuple(by_layer), experts, num_experts)
+    by_layer = tuple(sum(each.numel() for each in layer.parameters()) for layer in surveyed.layers)
+    return BuiltSizes(total, total - idle, own, sizes, by_layer, experts, num_experts)
