@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 
 from beamwright.kv.link import Link
-from beamwright.models.offload import Buffer, PackedKey, MovableWeight, WeightOffload, Weights
+from beamwright.models.offload import Buffer, MovableWeight, PackedKey, WeightOffload, Weights
 from beamwright.models.weight_homes import WeightHome
 from beamwright.plan.costs import WEIGHT_BUFFERS
 
