@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from beamwright.plan.machines import find_profile
-from beamwright_lab.decoupled import blocks, cache, throughput
+from beamwright_lab.decoupled import cache, throughput
 from beamwright_lab.decoupled.throughput import Machine, PassCeiling, Setting, volumes
 from beamwright_lab.simulator.many import simulate_many
 
@@ -69,17 +69,6 @@ def test_a_prompt_in_a_pass_delays_every_row_of_it():
     for row in cache.hybrid_rows("rtx-4090"):
         assert 1 < row["times, 200"] < row["times, 1000"]
         assert row["alone, ms"] < row["with 200"] < row["apart, 200"], "and saves a little"
-
-
-def test_under_vllms_rules_blocks_are_counted_by_hash(searched):
-    """Alg. 1: what has left and is computed again; Figure 5.3: blocks that requests hold."""
-    ample, tight = (
-        blocks.run(searched, CARD, cache.Memory(2**31, size), 2)[1] for size in (2**31, 2**27)
-    )
-    assert ample.facts()["thrash"] == 0 < tight.facts()["thrash"] < 1
-    assert tight.facts()["held"] < ample.facts()["held"] <= ample.facts()["held, most"]
-    assert tight.meter.now_s > ample.meter.now_s
-    assert tight.run.completed == ample.run.completed
 
 
 # --- throughput ---------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from beamwright_lab.gpu import (
     check,
     figures,
     graphs,
-    hybrid,
     link,
     paged,
     parity,
@@ -145,20 +144,6 @@ def test_steps_with_graphs_are_those_without(context):
         ("draw kernel", None),
     ]
     assert "error" not in data
-
-
-@pytest.mark.nightly
-def test_recurrent_layers_step_right_and_grow_one_tree(context):
-    data = hybrid.run(context)
-    assert "error" not in data, data
-    assert [row["kernel"] for row in data["kernels"]] == ["delta", "convolution"]
-    assert all(row["out_error"] < 1e-6 and row["alone_equal"] for row in data["kernels"])
-    (searched,), (stepped,) = data["searches"], data["steps"]
-    assert searched["equal_trees"]
-    assert searched["logprob_error"] < 1e-5
-    assert stepped["ms_graphs_off"] > 0
-    text = render({"hybrid": {"status": "ok", "data": data}})
-    assert all(title in text for title in ("Hybrids: kernels", "Hybrids: searches"))
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from beamwright_lab.claims import Found, Judged, Verdict, grade, is_near, read_claims
+from beamwright_lab.claims import Found, Judged, grade, is_near, read_claims
 
 EVICTION_RULES = "lru", "tree"
 
@@ -41,22 +41,6 @@ def _thrash(found: Found) -> Judged:
         f"none at a split of {' and '.join(none)}, at others up to {100 * most:.1f} % of all tokens"
     )
     return said, grade(most < 0.01)
-
-
-def _held(found: Found) -> Judged:
-    rows = sorted(found["vllm"], key=lambda row: row["verifier blocks"])
-    held = [row["verifier held"] for row in rows]
-    said = ", ".join(f"{row['verifier held']} of {row['verifier blocks']:,}" for row in rows)
-    said = f"blocks in use, on average, of those the verifier has: {said}"
-    return said, grade(held == sorted(held) and held[0] < 0.9 * held[-1], "not reproduced")
-
-
-def _thrash_by_hash(found: Found) -> Judged:
-    rows = found["vllm"]
-    shares = {row["split"]: max(row["thrash"], row["verifier thrash"]) for row in rows}
-    said = ", ".join(f"{100 * share:.1f} % with {split}" for split, share in shares.items())
-    otherwise: Verdict = "partly" if min(shares.values()) < 0.01 else "not reproduced"
-    return f"share of all blocks, by split: {said}", grade(max(shares.values()) < 0.01, otherwise)
 
 
 def _eviction(found: Found) -> Judged:
@@ -160,15 +144,6 @@ def _pipelining(found: Found) -> Judged:
         f"verifier on its own GPU {both['seconds'] / own['seconds']:.2f}x"
     )
     return said, "beyond the paper"
-
-
-def _several(found: Found) -> Judged:
-    """Judge the speed of the largest number of verifiers, compared with one."""
-    rows = {row["verifier"]: row for row in found["rows"]}
-    said = ", ".join(f"{row['times']:.2f}x ({name})" for name, row in rows.items())
-    most, equal = next(iter(rows.values()))["verifiers"], all(row["same"] for row in rows.values())
-    trees = "equal trees" if equal else "other trees"
-    return f"speed with {most} verifiers instead of one: {said}; {trees}", "beyond the paper"
 
 
 def _loop(found: Found) -> Judged:

@@ -44,7 +44,6 @@ FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figu
 STAGES: tuple[tuple[str, int, int, str], ...] = (
     ("graphs", 20, 8, "graphs.run"),
     ("roofline", 70, 20, "roofline.run"),
-    ("hybrid", 60, 15, "hybrid.run"),
     ("search", 75, 20, "search.run"),
     ("split", 55, 25, "split.run"),
     ("peers", 60, 15, "peers.run"),

@@ -39,7 +39,6 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
             data.get("kernels", {}).get("rows", []),
             ("model", "work", "rows", "backend", "us", "eager_us", "floor_us", "share_of_floor"),
         ),
-        _hybrid(data.get("hybrid", {})),
         _search(data.get("search", {}), data.get("search-7b", {})),
         _section(
             "Generator and verifier together",
@@ -176,16 +175,6 @@ def _graphs(data: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
     ran = tests.get("summary") or f"{len(tests.get('tests', []))} so far"
     title = f"Graphs against plain steps, draws; device tests: {ran}"
     return _section(title, rows, ("what", "equal", "said"))
-
-
-def _hybrid(data: Mapping[str, Any]) -> str:
-    """Render kernels, searches and steps of recurrent layers."""
-    kernels = ("state", "kernel", "rows", "us", "floor_us", "share_of_floor", "out_error")
-    searches = ("family", "in_place", "exact", "equal_trees", "logprob_error")
-    steps = ("n", "parameters", "state_bytes", "in_place", "ms_graphs_auto", "ms_graphs_off")
-    parts = (("kernels", kernels), ("searches", searches), ("steps", steps))
-    found = [_section(f"Hybrids: {name}", data.get(name, []), names) for name, names in parts]
-    return "\n\n".join(filter(None, found))
 
 
 def _search(*stages: Mapping[str, Any]) -> str:
