@@ -27,7 +27,7 @@ from beamwright_lab.gains import study
 from beamwright_lab.gpu import costs, published
 from beamwright_lab.gpu import tables as card_tables
 from beamwright_lab.models import shown
-from beamwright_lab.offload import measured, predicted
+from beamwright_lab.offload import predicted
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -81,7 +81,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "gains": partial(_whole, study.block, "gains_small"),
     "gains-bundled": partial(_whole, study.block, "gains_bundled"),
     "hybrids": lambda: _whole(tables.hybrids, "hybrids"),
-    "offload-measured": lambda: _whole(measured.shown, "offload_measured"),
+    "offload-measured": lambda: _whole(predicted.shown, "offload_measured"),
     "offload-predicted": lambda: _whole(predicted.shown, "offload_predicted"),
     "pairs": lambda: pairs.block(read("pairs")),
     "lbs-figures": lambda: _whole(tables.lbs, "lbs_figures"),

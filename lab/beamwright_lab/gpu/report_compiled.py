@@ -1,4 +1,4 @@
-"""Compile our kernels for cards that are not here; report registers, stack, shared memory, copies.
+"""Compile our kernels for cards that are not here; report kernels that spill registers.
 
     python -m beamwright_lab.gpu.report_compiled                    # named models, five targets
     python -m beamwright_lab.gpu.report_compiled --models qwen2.5-7b --targets 90 --json FILE
@@ -33,7 +33,6 @@ from beamwright.models import step_kernels
 from beamwright.models.named import shape_from_text
 from beamwright.models.shape import ModelShape
 from beamwright.sections import SamplingSettings
-from beamwright_lab.common import table
 from beamwright_lab.gpu.launches import DEVICE, Launch, on_card, prefill_launches, step_launches
 
 MODELS = (
@@ -229,45 +228,16 @@ def shape_of(name: str) -> ModelShape:
     return shape if shape.states else replace(shape, layers=1)
 
 
-def summary(rows: Iterable[Compiled]) -> str:
-    """Render a table by kernel and target, with ranges over a kernel's variants."""
-    groups: dict[tuple[str, int], list[Compiled]] = {}
-    for row in rows:
-        groups.setdefault((row.kernel, row.target), []).append(row)
-    shown = [
-        {
-            "kernel": kernel,
-            "sm": target,
-            "variants": len(each),
-            "registers": _span(row.registers for row in each),
-            "stack, bytes": max(row.stack_bytes for row in each),
-            "shared, KiB": _span(round(row.shared_bytes / 1024) for row in each),
-            "programs an SM": _span(row.programs for row in each),
-            "copies ahead": max((max(row.ahead) for row in each if row.ahead), default=None),
-            "reads of 16 bytes": sum(row.wide for row in each),
-            "narrower": sum(row.narrow for row in each),
-        }
-        for (kernel, target), each in sorted(groups.items())
-    ]
-    return table(shown, list(shown[0])) if shown else "nothing"
-
-
-def _span(values: Iterable[int]) -> str:
-    found = sorted(values)
-    return str(found[0]) if found[0] == found[-1] else f"{found[0]}-{found[-1]}"
-
-
 def main() -> int:
-    """Print the table; return 1 if a kernel spills registers."""
+    """Print what spills registers; return 1 if a kernel does."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--targets", nargs="+", type=int, default=TARGETS, choices=TARGETS)
-    parser.add_argument("--json", type=Path, help="write every variant to this file")
+    parser.add_argument("--json", type=Path, help="write all facts of each variant to this file")
     arguments = parser.parse_args()
     rows = list(compile_all(arguments.models, arguments.targets))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    print(summary(rows))
     spilling = [row for row in rows if row.stack_bytes]
     for row in spilling:
         print(f"spills {row.stack_bytes} bytes: {row.kernel} sm_{row.target} {row.sizes}")

@@ -17,25 +17,15 @@ def _flip(data: bytearray, rng: random.Random, end: int) -> None:
         data[rng.randrange(end)] = rng.randrange(256)
 
 
-def _fill(data: bytearray, rng: random.Random, end: int) -> None:
-    start, size = rng.randrange(end), rng.choice((4, 8, 64))
-    data[start : start + size] = bytes([rng.choice((0, 255, 127))]) * size
-
-
-def _insert(data: bytearray, rng: random.Random, end: int) -> None:
-    at = rng.randrange(end)
-    data[at:at] = rng.randbytes(rng.choice((1, 8, 64)))
-
-
 def _cut(data: bytearray, rng: random.Random, end: int) -> None:
     del data[rng.choice((rng.randrange(end), rng.randrange(len(data)))) :]
 
 
-_WAYS: tuple[Callable[[bytearray, random.Random, int], None], ...] = (_flip, _fill, _insert, _cut)
+_WAYS: tuple[Callable[[bytearray, random.Random, int], None], ...] = (_flip, _cut)
 
 
 def damage_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Corrupt bytes in one way (flip, overwrite, insert, truncate), mostly near the beginning."""
+    """Corrupt bytes in one way (flip, truncate), mostly near the beginning."""
     changed = bytearray(data)
     end = len(data) if rng.random() < 0.3 else min(_HEAD, len(data))
     rng.choice(_WAYS)(changed, rng, end)

@@ -22,8 +22,9 @@ from beamwright.models.load import resolve_precision
 from beamwright.sections import ModelSettings
 from beamwright.solver.model_bytes import ModelBytes
 from beamwright.solver.solution import Solution
-from beamwright_lab.common import Timing, finish, interleave, say, table
+from beamwright_lab.common import Timing, finish, interleave, say
 from beamwright_lab.models.published_files import FILES
+from beamwright_lab.offload.predicted import shown
 
 MODELS: Mapping[str, tuple[str, Any]] = {
     "smollm2": (str(FILES["smollm2"].path), "auto"),
@@ -106,19 +107,9 @@ def _row(
     return row
 
 
-def shown(found: Mapping[str, Any]) -> str:
-    """Return the rows as Markdown."""
-    rows = [
-        {key: f"{x:.3g}" if isinstance(x, float) else x for key, x in row.items()}
-        for row in found["rows"]
-    ]
-    return table(rows, [*rows[-1]])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    usual = [name for name in MODELS if name != "tiny"]
-    parser.add_argument("--models", nargs="+", default=usual, choices=[*MODELS])
+    parser.add_argument("--models", nargs="+", default=[*MODELS][:2], choices=[*MODELS])
     parser.add_argument("--n", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=5)
     given, rows = parser.parse_args(), list[dict[str, Any]]()

@@ -38,7 +38,6 @@ HOST_BANDWIDTH, HOST_FLOPS = 60e9, 1e12  # of the host's CPU, per second
 MIN_BATCH = 32
 CARDS = ("rtx-4060", "rtx-4090-x16")
 WIDTHS = (1, 16, 64, 256)
-_INT4, _PLAIN = Storage.INT4, Storage.PLAIN
 _SIZES = ((4096, 2048, 48), (512, 2048, 96), (2048, 4096, 48), (1536, 2048, 6144),
           (2048, 768, 6144))  # fmt: skip
 # Qwen3-30B-A3B, as `transformers` builds it from its config.
@@ -50,9 +49,9 @@ _A3B = ModelShape(
 )
 # Generator, its weights, limits in GiB, verifiers.
 CASES: tuple[tuple[str, Storage, tuple[int, ...], tuple[str | None, ...]], ...] = (
-    ("qwen2.5-14b", _INT4, (8,), (None, "skywork-prm-1.5b", "skywork-prm-7b")),
-    ("qwen2.5-7b", _PLAIN, (8,), (None, "skywork-prm-1.5b")),
-    ("qwen3-30b-a3b", _INT4, (8, 12), (None,)),
+    ("qwen2.5-14b", Storage.INT4, (8,), (None, "skywork-prm-1.5b", "skywork-prm-7b")),
+    ("qwen2.5-7b", Storage.PLAIN, (8,), (None, "skywork-prm-1.5b")),
+    ("qwen3-30b-a3b", Storage.INT4, (8, 12), (None,)),
 )
 
 
@@ -130,27 +129,25 @@ def llama_rate(
     off = moved.home_bytes * (layers - count) / layers
     rows, roofline = work.num_beams, Roofline(costs, with_cuda_graphs(card))
     needed = off * costs.share_of_weights_read(rows)
-    active = costs.active_parameters or costs.num_parameters
-    host_s = max(needed / HOST_BANDWIDTH, 2 * active * off / costs.weight_bytes * rows / HOST_FLOPS)
+    flops = 2 * (costs.active_parameters or costs.num_parameters) * rows * off / costs.weight_bytes
+    host_s = max(needed / HOST_BANDWIDTH, flops / HOST_FLOPS)
     copy_s = needed / (card.h2d_bandwidth * card.link_share)
     seconds = 0.0
     for step in tree_steps(work):
         middle = (step.num_tokens + 1) / 2
         read, seen = step.union_tokens + rows * middle, rows * (step.path_tokens + middle)
-        whole_s = roofline.decode_step_s(rows, read, seen)
-        on_card_s = whole_s if rows >= MIN_BATCH else whole_s * count / layers
-        seconds += step.num_tokens * (on_card_s + (copy_s if rows >= MIN_BATCH else host_s))
+        share, more_s = (1.0, copy_s) if rows >= MIN_BATCH else (count / layers, host_s)
+        seconds += step.num_tokens * (share * roofline.decode_step_s(rows, read, seen) + more_s)
     return rows * work.generate_tokens / seconds
 
 
 def shown(found: Mapping[str, Any]) -> str:
-    """Return the rows as Markdown."""
+    """Return the rows as Markdown, with three digits."""
     rows = [
-        {key: f"{x:.2g}" if isinstance(x, float) and x < 10 else
-         f"{x:.0f}" if isinstance(x, float) else x for key, x in row.items()}
+        {key: f"{x:.3g}" if isinstance(x, float) else x for key, x in row.items()}
         for row in found["rows"]
-    ]  # fmt: skip
-    return table(rows, [*next(row for row in rows if "tokens/s" in row)])
+    ]
+    return table(rows, [*dict.fromkeys(key for row in rows for key in row)])
 
 
 def main() -> None:

@@ -48,7 +48,9 @@ def choose_offload(
         return [*models]
     generator, *verifiers = models
     rules = {**rules, "in_place": rules["in_place"] or rules.get("step_tokens") is None}
-    counts = [[0, *_layer_counts(generator.shape.layers)]]
+    layers = generator.shape.layers
+    # Fewer layers than buffers save no memory.
+    counts = [[0, *sorted(range(layers, WEIGHT_BUFFERS, -max(1, layers // _TRIED)))]]
     counts += [[0, each.shape.layers] if each.parts == 1 else [0] for each in verifiers]
     found: list[tuple[float, int, list[ModelBytes]]] = []
     for choice in product(*counts):
@@ -57,13 +59,6 @@ def choose_offload(
             seconds = _seconds(tried, plan, workload, profile)
             found.append((seconds, -plan.kv_bytes if seconds == inf else 0, tried))
     return min(found, key=lambda each: each[:2])[2] if found else [*models]
-
-
-def _layer_counts(num_layers: int) -> list[int]:
-    """Return the numbers of layers to try, in ascending order. Fewer than three save no memory."""
-    step = max(1, num_layers // _TRIED)
-    counts = range(num_layers, WEIGHT_BUFFERS, -step)
-    return sorted(counts)
 
 
 def _plan(
