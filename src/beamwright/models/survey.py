@@ -9,7 +9,7 @@ and all sizes are known before weights are loaded.
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -431,10 +431,7 @@ def window_of(mask: Any, context: int) -> int | None:
 def _sizes(surveyed: Survey) -> BuiltSizes:
     named = dict(surveyed.model.named_parameters())
     total = sum(each.numel() for each in named.values())
-    matrices: dict[tuple[int, int], int] = defaultdict(int)
-    for name, each in named.items():
-        if surveyed.quantises(name):
-            matrices[(each.shape[0], each.shape[1])] += 1
+    matrices = Counter(tuple(x.shape[:2]) for name, x in named.items() if surveyed.quantises(name))
     idle = experts = num_experts = 0
     for name, taken in surveyed.experts.items():
         module = surveyed.model.get_submodule(name)
@@ -445,9 +442,8 @@ def _sizes(surveyed: Survey) -> BuiltSizes:
                 experts += each.numel()
                 rows, columns = each.shape[:0:-1] if module.is_transposed else each.shape[1:]
                 matrices[(rows, columns)] += module.num_experts
-    head = surveyed.model.get_output_embeddings()
-    table = surveyed.model.get_input_embeddings().weight
-    own = 0 if head is None or head.weight is table else head.weight.numel()
+    head, table = surveyed.model.get_output_embeddings(), surveyed.model.get_input_embeddings()
+    own = 0 if head is None or head.weight is table.weight else head.weight.numel()
     sizes = tuple((*size, n) for size, n in matrices.items())
     by_layer = tuple(sum(each.numel() for each in layer.parameters()) for layer in surveyed.layers)
     return BuiltSizes(total, total - idle, own, sizes, by_layer, experts, num_experts)
