@@ -270,9 +270,7 @@ class SearchSettings(ExtensibleSection):
         None, "Prompt of --choose synthesis, with {problem} and {solutions}.", metavar="TEXT"
     )
     answers: str = option(
-        "math",
-        "How answers are read and compared: math, code, or a plugin's format.",
-        metavar="NAME",
+        "math", "How answers are read and compared: math, code, or a plugin's.", metavar="NAME"
     )
     seed: int = option(0, "Seed of every random draw.", ge=0)
 
@@ -318,15 +316,12 @@ class MemorySettings(Section):
         None, "Memory for KV on the device (default: computed from --memory).", metavar="SIZE"
     )
     host_memory: units.Size = option(
-        None,
-        "Limit on KV in host memory (default: half of it; GPU: at most 16 GiB).",
-        metavar="SIZE",
+        None, "Limit on KV in host memory (default: half; GPU: at most 16 GiB).", metavar="SIZE"
     )
     weights_home: Literal["auto", "device", "host", "disk"] = option(
         "auto",
-        "Where layers live whose weights do not fit in --memory: in host memory, on disk, or "
-        "nowhere (device). They are copied to the device for each pass. auto: host for a GPU, "
-        "disk for a CPU. Same tree.",
+        "Home of layers that do not fit in --memory; passes copy them to the device. auto: host "
+        "for a GPU, disk for a CPU. device: refuse.",
     )
     split: units.Split = option(
         "auto",

@@ -6,7 +6,7 @@ import torch
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, equalise_block_bytes
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
-from beamwright.plan.costs import choose_block_size
+from beamwright.plan.blocks import choose_block_size
 from kv.conftest import values_of
 
 

@@ -18,7 +18,6 @@ def rate(n, gib):
 
 def test_llama_cpp_copies_from_32_rows_on_and_computes_on_the_host_below():
     assert rate(4, 64) / rate(4, 7) > CARD.device_bandwidth / predicted.HOST_BANDWIDTH / 3
-    assert rate(31, 7) / 31 < rate(32, 7) / 32, "copies are faster than a host that computes"
     assert rate(32, 64) > 2 * rate(32, 7)
     assert rate(32, 1) is None, "not even the output layer fits"
 
@@ -35,7 +34,6 @@ def test_predicted_rows_fit_their_limits():
 def test_a_small_model_is_measured_with_equal_trees():
     rows = measured.measure("tiny", 2, 1)
     assert [row["side"] for row in rows] == ["resident", "host, 500MB/s", "host, 4GB/s", "disk"]
-    for row in rows[1:]:
-        assert row["layers off"] >= 3 < row["MB a token"] * 1e6
+    assert all(row["layers off"] >= 3 < row["MB a token"] * 1e6 for row in rows[1:])
     assert rows[1]["share of the floor"] == pytest.approx(1, abs=1), "timed by an emulated link"
     assert "share of the floor" in predicted.shown({"rows": rows})

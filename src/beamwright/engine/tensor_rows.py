@@ -41,7 +41,7 @@ from beamwright.models.prefill_passes import Replay
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import TreeModel
-from beamwright.plan.costs import attention_partial_bytes
+from beamwright.plan.blocks import attention_partial_bytes
 from beamwright.plan.machines import PassCosts
 from beamwright.tree import StopReason
 

@@ -21,7 +21,7 @@ from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, for
 from beamwright.kv.codes import dequantise, quantise
 from beamwright.kv.states import StateCells, StateLayout
 from beamwright.kv.streams import BlockMemory, LockedBlocks
-from beamwright.plan.costs import choose_block_size
+from beamwright.plan.blocks import choose_block_size
 from beamwright.sections import KVDtype
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beamwright.plan.costs import aligned_tensor_bytes
+from beamwright.plan.blocks import aligned_tensor_bytes
 
 # A part's layer and kind ("conv" or "recurrent").
 Key = tuple[int, str]

@@ -12,7 +12,7 @@ from typing import Any
 
 from beamwright.errors import UnsupportedModelError
 from beamwright.io import read_toml_beside
-from beamwright.plan.costs import aligned_tensor_bytes
+from beamwright.plan.blocks import aligned_tensor_bytes
 from beamwright.sections import KVDtype
 
 # A verifier's head computes logits for this many tokens at once, because each token's logits are as

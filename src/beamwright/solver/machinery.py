@@ -123,6 +123,7 @@ class Machinery:
         self.settings, self.timeline, self.progress = settings, timeline, progress
         self.payoff, self.not_captured, model = Payoff(), list[str](), settings.model
         self.device = torch.device(check_device(model.device))
+        self.wire = Wire(settings.schedule.link_bandwidth)  # between device and host
         cap_memory(model.device, settings.memory.memory)
         with all_threads().in_use():
             if model.runs_elsewhere:
@@ -152,7 +153,6 @@ class Machinery:
         """Load both models, replace `auto` settings that depend on models, and divide memory."""
         model = self.settings.model
         auto_settings.check_layers(self.settings)
-        self.wire = Wire(self.settings.schedule.link_bandwidth)
         free = make_free_memory_reader(self.device)
         self.offloads = make_offloads(
             self.settings, self.wire, None if free is None else free(), has_own=verifier is not None

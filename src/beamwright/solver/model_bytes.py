@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from beamwright.models.shape import ModelShape
+from beamwright.plan.blocks import attention_partial_bytes, choose_block_size
 from beamwright.plan.costs import (
     CAPTURED_TOKENS,
     CHUNK_TOKENS,
@@ -13,8 +14,6 @@ from beamwright.plan.costs import (
     WEIGHT_BUFFERS,
     ModelCosts,
     Storage,
-    attention_partial_bytes,
-    choose_block_size,
     matmul_scratch_bytes,
     projection_bytes,
     weight_bytes,

@@ -66,7 +66,7 @@ def test_a_large_embedding_stays_in_its_file(tmp_path, monkeypatch, tied):
         return load_model(str(tmp_path), ModelSettings(dtype="bfloat16"), **more).decoder
 
     plain, scorer = load(), load(reads_logits=False)
-    monkeypatch.setattr(weights, "_LARGE_TABLE_BYTES", 0)
+    monkeypatch.setattr(weights, "LARGE_TABLE_BYTES", 0)
     read, alone = load(), load(reads_logits=False)
     # A head that is multiplied as it is, for lack of bfloat16 products, has the table in memory.
     assert isinstance(read.weights.embedding, RowReader) == (

@@ -38,7 +38,7 @@ from beamwright.attention.protocols import AttentionBackend, AttentionView, Deco
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
 from beamwright.kv.store import KVReader, SegmentStore
-from beamwright.plan.costs import ROW_PARTS
+from beamwright.plan.blocks import ROW_PARTS
 
 _LEAST_ROWS, _LEAST_ITEMS = 64, 256
 _ROW_ENTRIES = 64  # work-list entries reserved per row, enough if rows share much of their paths
