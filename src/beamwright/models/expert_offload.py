@@ -30,34 +30,14 @@ class ExpertOffload(WeightOffload):
     kept_share: share of the experts' bytes to keep on the device.
     """
 
-    def __init__(
-        self,
-        kept_share: float,
-        home: WeightHome,
-        link: Link,
-        device: str,
-    ) -> None:
+    def __init__(self, kept_share: float, home: WeightHome, link: Link, device: str) -> None:
         super().__init__(home, link, device)
         self._kept_share = kept_share
-        self._experts: dict[int, list[Weights]] = {}
         self._uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        self._kept: defaultdict[int, dict[int, Buffer]] = defaultdict(dict)
+        self._kept: defaultdict[int, set[int]] = defaultdict(set)
         self._spare: list[Buffer] = []  # for experts that a layer will keep
         self._passing: list[Buffer] = []  # for experts that leave once they have computed
-        self._all: list[Buffer] = []
         self._most_kept = self._num_packed = 0
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(self._experts)
-
-    @property
-    def home_bytes(self) -> int:
-        return sum(each.num_bytes for layer in self._experts.values() for each in layer)
-
-    @property
-    def buffer_bytes(self) -> int:
-        return sum(buffer.num_bytes for buffer in self._all)
 
     @property
     def pass_bytes(self) -> int:
@@ -76,44 +56,43 @@ class ExpertOffload(WeightOffload):
         made = [Weights((number, place), each) for place, each in enumerate(experts)]
         for each in made:
             self._accept(each.move_home(self._mover.home))
-        self._experts[number] = made
+        self._weights[number] = made
 
     def close_loading(self) -> None:
         """Allocate the buffers. Every layer keeps equally many experts."""
-        experts = [each for layer in self._experts.values() for each in layer]
-        fewest = min(len(layer) for layer in self._experts.values())
+        experts = [each for layer in self._weights.values() for each in layer]
+        fewest = min(len(layer) for layer in self._weights.values())
         self._most_kept = int(self._kept_share * fewest)
-        count = min(len(experts), self._most_kept * len(self._experts) + WEIGHT_BUFFERS)
-        self._all += [Buffer() for _ in range(count - len(self._all))]
-        del self._all[count:]
+        count = min(len(experts), self._most_kept * len(self._weights) + WEIGHT_BUFFERS)
+        self._buffers += [Buffer() for _ in range(count - len(self._buffers))]
+        del self._buffers[count:]
         most = max(each.buffer_bytes for each in experts)
-        for buffer in self._all:
+        for buffer in self._buffers:
             buffer.memory = torch.zeros(most, dtype=torch.uint8, device=self._device)
-        self._passing, self._spare = self._all[:WEIGHT_BUFFERS], self._all[WEIGHT_BUFFERS:]
+        self._forget()
 
     def _accept(self, packed: Mapping[PackedKey, torch.Tensor]) -> None:
         """Keep tensors that oneDNN packed, as memory of a buffer that has none of these sizes."""
-        if not packed or any(buffer.accept(packed) for buffer in self._all):
+        if not packed or any(buffer.accept(packed) for buffer in self._buffers):
             return
         self._num_packed += 1
-        if len(self._all) < self._kept_share * self._num_packed + WEIGHT_BUFFERS:
-            self._all.append(Buffer())
-            self._all[-1].accept(packed)
+        if len(self._buffers) < self._kept_share * self._num_packed + WEIGHT_BUFFERS:
+            self._buffers.append(Buffer())
+            self._buffers[-1].accept(packed)
 
     # --- running -----------------------------------------------------------------------------
 
     def bring_experts(self, layer: int) -> Callable[[Sequence[int]], Iterator[int]] | None:
-        return None if layer not in self._experts else lambda wanted: self._bring(layer, wanted)
+        return None if layer not in self._weights else lambda wanted: self._bring(layer, wanted)
 
     def _forget(self) -> None:
-        for buffer in self._all:
-            buffer.holds = None
+        super()._forget()
         self._kept.clear()
-        self._passing, self._spare = self._all[:WEIGHT_BUFFERS], self._all[WEIGHT_BUFFERS:]
+        self._passing, self._spare = self._buffers[:WEIGHT_BUFFERS], self._buffers[WEIGHT_BUFFERS:]
 
     def _bring(self, layer: int, wanted: Sequence[int]) -> Iterator[int]:
         """Yield each wanted expert once compute may use it: first kept ones, then others."""
-        experts, uses, kept = self._experts[layer], self._uses[layer], self._kept[layer]
+        experts, uses, kept = self._weights[layer], self._uses[layer], self._kept[layer]
         uses.update(wanted)
         if max(uses.values()) >= _MOST_USES:
             self._uses[layer] = uses = Counter({each: count // 2 for each, count in uses.items()})
@@ -126,26 +105,27 @@ class ExpertOffload(WeightOffload):
                 yield number
                 if number in kept:
                     continue
-                self._passing.append(self._after_use(layer, number, queued.pop(0)))
+                self._passing.append(self._after_use(layer, number))
+                del queued[0]
                 queued += [self._fetch(experts[each]) for each in islice(coming, 1)]
         finally:  # the caller may have failed
-            self._passing += queued
+            self._passing += [expert.buffer for expert in queued]
 
-    def _fetch(self, expert: Weights) -> Buffer:
-        """Queue the copy of an expert into a passing buffer, and return the buffer."""
-        buffer = self._passing.pop(0)
-        expert.bind(buffer)
-        self._mover.fetch(expert, buffer)
-        return buffer
+    def _fetch(self, expert: Weights) -> Weights:
+        """Queue the copy of an expert into a passing buffer."""
+        expert.bind(self._passing.pop(0))
+        self._mover.fetch(expert)
+        return expert
 
-    def _after_use(self, layer: int, number: int, buffer: Buffer) -> Buffer:
+    def _after_use(self, layer: int, number: int) -> Buffer:
         """Decide whether the layer keeps an expert; return a buffer for the next missing one."""
-        kept, uses = self._kept[layer], self._uses[layer]
+        experts, kept, uses = self._weights[layer], self._kept[layer], self._uses[layer]
         if len(kept) < self._most_kept and self._spare:
-            kept[number] = buffer
+            kept.add(number)
             return self._spare.pop()
         least = min(kept, key=lambda each: (uses[each], each), default=None)
         if least is None or uses[least] >= uses[number]:
-            return buffer
-        kept[number] = buffer
-        return kept.pop(least)
+            return experts[number].buffer
+        kept.remove(least)
+        kept.add(number)
+        return experts[least].buffer

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, pairwise
 from threading import RLock
 from typing import Protocol
 
@@ -50,13 +51,14 @@ class Weights:
     places: for each of their tensors, its bytes in a buffer, or which of the buffer's packed
         tensors it is.
     parts: the bytes of these tensors in the buffer, the destinations of copies.
-    ready: the copy that was queued last.
     """
+
+    # The buffer that they are bound to. It may hold other weights at the moment.
+    buffer: Buffer
 
     def __init__(self, key: Hashable, linears: Sequence[MovableWeight]) -> None:
         self.key, self.linears = key, linears
         self.parts: list[Tensor] = []
-        self.ready: Transfer | None = None
         self.num_bytes = 0
         self.places: list[int | PackedKey] = []
 
@@ -84,6 +86,7 @@ class Weights:
 
     def bind(self, buffer: Buffer) -> None:
         """Use the memory of a buffer for the weights."""
+        self.buffer = buffer
         bound, at = list[Tensor](), 0
         likes = (tensor for linear in self.linears for tensor in linear.stored)
         for like, place in zip(likes, self.places, strict=True):
@@ -146,23 +149,25 @@ class _Mover:
         """Bytes that the link has copied to the device."""
         return self._link.bytes_moved[Direction.H2D]
 
-    def fetch(self, weights: Weights, buffer: Buffer) -> None:
-        """Queue a copy into a buffer, after all compute that is queued so far."""
+    def fetch(self, weights: Weights) -> None:
+        """Queue a copy into the weights' buffer, after all compute that is queued so far."""
+        buffer = weights.buffer
         if buffer.filled is not None and not buffer.filled.finished:
             self._link.cancel([buffer.filled])
         buffer.holds = None
         pieces = self.home.pieces(weights.key, weights.parts)
-        weights.ready = self._link.submit(Direction.H2D, "weights", pieces)
-        buffer.holds, buffer.filled = weights, weights.ready
+        buffer.filled = self._link.submit(Direction.H2D, "weights", pieces)
+        buffer.holds = weights
 
     def wait(self, weights: Weights) -> None:
-        """Make compute wait until the copy that was queued last is complete.
+        """Make compute wait until the weights are in their buffer.
 
         Raises:
-            LinkError: if it has failed.
+            LinkError: if the copy has failed.
         """
-        assert weights.ready is not None
-        self.wait_s += self._link.delay_compute([weights.ready])
+        assert weights.buffer.holds is weights
+        assert weights.buffer.filled is not None
+        self.wait_s += self._link.delay_compute([weights.buffer.filled])
 
     def close(self) -> None:
         """Stop the link. The next copy starts it again."""
@@ -180,6 +185,8 @@ class WeightOffload(ABC):
         self.table_bytes = 0
         self._device = torch.device(device)
         self._mover, self._lock = _Mover(home, link), RLock()
+        self._weights: dict[int, list[Weights]] = {}  # by layer
+        self._buffers: list[Buffer] = []
 
     @property
     def bytes_moved(self) -> int:
@@ -192,19 +199,19 @@ class WeightOffload(ABC):
         return self._mover.wait_s
 
     @property
-    @abstractmethod
     def numbers(self) -> tuple[int, ...]:
         """The numbers of the layers with weights that are not on the device."""
+        return tuple(self._weights)
 
     @property
-    @abstractmethod
     def home_bytes(self) -> int:
         """Bytes of all weights at home."""
+        return sum(each.num_bytes for layer in self._weights.values() for each in layer)
 
     @property
-    @abstractmethod
     def buffer_bytes(self) -> int:
         """Bytes of all buffers on the device."""
+        return sum(buffer.num_bytes for buffer in self._buffers)
 
     @property
     def pass_bytes(self) -> int:
@@ -257,9 +264,10 @@ class WeightOffload(ABC):
             self._forget()
             self._mover.close()
 
-    @abstractmethod
     def _forget(self) -> None:
         """Forget which weights the buffers hold."""
+        for buffer in self._buffers:
+            buffer.holds = None
 
 
 class LayerOffload(WeightOffload):
@@ -268,29 +276,14 @@ class LayerOffload(WeightOffload):
     numbers: the numbers of these layers, in ascending order. link: how they travel.
     """
 
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        home: WeightHome,
-        link: Link,
-        device: str,
-    ) -> None:
+    def __init__(self, numbers: Sequence[int], home: WeightHome, link: Link, device: str) -> None:
         super().__init__(home, link, device)
-        self._buffers = [Buffer() for _ in range(min(WEIGHT_BUFFERS, len(numbers)))]
-        self._turns = {number: turn for turn, number in enumerate(numbers)}
-        self._layers: dict[int, Weights] = {}
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(self._turns)
-
-    @property
-    def home_bytes(self) -> int:
-        return sum(layer.num_bytes for layer in self._layers.values())
-
-    @property
-    def buffer_bytes(self) -> int:
-        return sum(buffer.num_bytes for buffer in self._buffers)
+        count = min(WEIGHT_BUFFERS, len(numbers))
+        self._buffers += [Buffer() for _ in range(count)]
+        self._turns = {number: turn % count for turn, number in enumerate(numbers)}
+        rings = [[each for each in numbers if self._turns[each] == turn] for turn in range(count)]
+        # By layer: the one that its buffer takes next.
+        self._next = {each: after for ring in rings for each, after in pairwise([*ring, ring[0]])}
 
     # --- loading -----------------------------------------------------------------------------
 
@@ -302,14 +295,14 @@ class LayerOffload(WeightOffload):
     ) -> None:
         if number not in self._turns:
             return
-        whole = [*linears, *(linear for each in experts for linear in each)]
-        layer = self._layers[number] = Weights(number, whole)
-        self._buffer(number).accept(layer.move_home(self._mover.home))
+        layer = Weights(number, [*linears, *chain.from_iterable(experts)])
+        self._buffers[self._turns[number]].accept(layer.move_home(self._mover.home))
+        self._weights[number] = [layer]
 
     def close_loading(self) -> None:
-        for buffer in self._buffers:
+        for turn, buffer in enumerate(self._buffers):
             users = [
-                each for number, each in self._layers.items() if self._buffer(number) is buffer
+                each for number, (each,) in self._weights.items() if self._turns[number] == turn
             ]
             most = max((each.buffer_bytes for each in users), default=0)
             buffer.memory = torch.zeros(most, dtype=torch.uint8, device=self._device)
@@ -332,28 +325,19 @@ class LayerOffload(WeightOffload):
             yield begin
             self._finish(last)
 
-    def _forget(self) -> None:
-        for buffer in self._buffers:
-            buffer.holds = None
-
-    def _buffer(self, number: int) -> Buffer:
-        return self._buffers[self._turns[number] % len(self._buffers)]
-
     def _require(self, number: int) -> None:
-        if (layer := self._layers.get(number)) is None:
-            return
-        if self._buffer(number).holds is not layer:
-            self._mover.fetch(layer, self._buffer(number))
-        self._mover.wait(layer)
+        for layer in self._weights.get(number, ()):
+            if layer.buffer.holds is not layer:
+                self._mover.fetch(layer)
+            self._mover.wait(layer)
 
     def _finish(self, number: int | None) -> None:
         """Let the buffer of a layer that has run take the layer that needs it next."""
-        if number not in self._layers or self._buffer(number).holds is not self._layers[number]:
+        if number not in self._weights:
             return
-        ring = [each for each in self._turns if self._buffer(each) is self._buffer(number)]
-        follow = ring[(ring.index(number) + 1) % len(ring)]
-        if follow != number:
-            self._mover.fetch(self._layers[follow], self._buffer(number))
+        (layer,), (follow,) = self._weights[number], self._weights[self._next[number]]
+        if layer.buffer.holds is layer and follow is not layer:
+            self._mover.fetch(follow)
 
 
 def _without_memory(tensor: Tensor) -> Tensor:

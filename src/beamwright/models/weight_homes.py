@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +16,24 @@ from beamwright.errors import InputError
 from beamwright.kv.streams import FileBytes, LockedBlocks, Piece
 
 
-class WeightHome(Protocol):
-    """Memory in which the weights live that are not on the device, by a key."""
+class WeightHome(ABC):
+    """Keeps the bytes of weights that are not on the device, by a key."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, list[Any]] = {}
 
     def store(self, key: Hashable, parts: Sequence[Tensor]) -> None:
         """Keep the bytes of weights. parts: uint8 tensors, on the device or on the CPU."""
+        self._kept[key] = [self._keep(part) for part in parts]
 
     def pieces(self, key: Hashable, parts: Sequence[Tensor]) -> list[Piece]:
         """Return the copies that bring the bytes to `parts`, in the order of `store`."""
+        sources = self._kept[key]
+        return [Piece(to, source, to.nbytes) for to, source in zip(parts, sources, strict=True)]
+
+    @abstractmethod
+    def _keep(self, part: Tensor) -> Any:
+        """Keep the bytes of one tensor, and return the source of copies of them."""
 
 
 class HostTable:
@@ -36,32 +47,20 @@ class HostTable:
         return self._rows[token_ids.cpu()].to(self._device)
 
 
-class HostHome:
+class HostHome(WeightHome):
     """A `WeightHome` in host memory, page-locked if the device is a GPU."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._locks = device.type == "cuda"
-        self._kept: dict[Hashable, list[Tensor]] = {}
-        self._owners: list[LockedBlocks] = []
 
-    def store(self, key: Hashable, parts: Sequence[Tensor]) -> None:
-        self._kept[key] = [self._copy(part) for part in parts]
-
-    def pieces(self, key: Hashable, parts: Sequence[Tensor]) -> list[Piece]:
-        return [
-            Piece(to, source, source.nbytes)
-            for to, source in zip(parts, self._kept[key], strict=True)
-        ]
-
-    def _copy(self, part: Tensor) -> Tensor:
+    def _keep(self, part: Tensor) -> Tensor:
         if not self._locks:
             return part.clone()
-        blocks = LockedBlocks(1, part.nbytes)
-        self._owners.append(blocks)
-        return blocks.memory.by_block[0].copy_(part)
+        return LockedBlocks(1, part.nbytes).memory.by_block[0].copy_(part)
 
 
-class FileHome:
+class FileHome(WeightHome):
     """A `WeightHome` in a temporary file, which the system removes when the process ends.
 
     Raises:
@@ -69,26 +68,18 @@ class FileHome:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, list[FileBytes]] = {}
+        super().__init__()
         self._num_bytes = 0
         with _explain_disk_errors():
             file = tempfile.TemporaryFile(prefix="beamwright-weights-", buffering=0)  # noqa: SIM115
         self._handle = file.fileno()
         weakref.finalize(self, file.close)
 
-    def store(self, key: Hashable, parts: Sequence[Tensor]) -> None:
-        kept = self._kept[key] = []
-        for part in parts:
-            with _explain_disk_errors():
-                written = FileBytes.write(self._handle, self._num_bytes, part.numpy())
-            kept.append(written)
-            self._num_bytes += written.num_bytes
-
-    def pieces(self, key: Hashable, parts: Sequence[Tensor]) -> list[Piece]:
-        return [
-            Piece(to, source, source.num_bytes)
-            for to, source in zip(parts, self._kept[key], strict=True)
-        ]
+    def _keep(self, part: Tensor) -> FileBytes:
+        with _explain_disk_errors():
+            written = FileBytes.write(self._handle, self._num_bytes, part.numpy())
+        self._num_bytes += written.num_bytes
+        return written
 
 
 @contextmanager
