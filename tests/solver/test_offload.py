@@ -8,7 +8,7 @@ import pytest
 
 from beamwright.errors import InputError
 from beamwright.models.named import NAMED_SHAPES
-from beamwright.plan.costs import Roofline, projection_bytes
+from beamwright.plan.costs import Roofline, Storage, projection_bytes
 from beamwright.plan.machines import find_profile
 from beamwright.plan.times import decode_costs
 from beamwright.plan.workload import Workload
@@ -132,6 +132,14 @@ def test_bytes_of_offloaded_layers_add_up():
     few = GENERATOR.with_offloaded(2)
     assert few.weights == GENERATOR.weights - table, "two buffers hold two layers"
     assert moved.with_offloaded(0) == GENERATOR
+
+
+def test_a_table_that_stays_in_its_file_is_not_taken_off_twice():
+    """The sizes of a file in blocks are those of what is read into memory."""
+    blocks = replace(GENERATOR.shape, blocks=(4 * GIB, 0, GIB // 2), tied=False)
+    model = ModelBytes(blocks, 4, Storage.BLOCKS).with_offloaded(LAYERS)
+    assert model.offloaded.home_bytes == model.offloaded.pass_bytes
+    assert model.weights >= GIB // 2, "the LM head"
 
 
 def test_layers_of_a_hybrid_count_with_their_own_sizes():

@@ -307,6 +307,7 @@ def offload_report(
             "layers": model.sizes.shape.layers,
             "layers_off_device": len(moved.numbers),
             "home_bytes": moved.home_bytes,
+            "pass_bytes": moved.pass_bytes,
             "device_bytes": model.sizes.weights,
             "token_s": token_s,
             "link_share": share,
@@ -320,7 +321,7 @@ def offload_lines(report: Mapping[str, Any]) -> Iterator[str]:
         stays = each["layers"] - each["layers_off_device"]
         line = (
             f"{role}: {stays} of {each['layers']} layers stay on the device; "
-            f"{format_bytes(each['home_bytes'])} of weights are copied there for each pass"
+            f"up to {format_bytes(each['pass_bytes'])} of weights are copied there for each pass"
         )
         if each["token_s"] is not None:
             line += (

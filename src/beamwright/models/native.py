@@ -275,16 +275,21 @@ class CLibraryLayers:
         if described is not None and begin_layer is None:
             self._run(rows, 0, last, described)
             return rows["normed"].to(dtype)
+        done = 0  # stages that have run
         for number in range(shape.layers):
+            first = _STAGES * number
             if begin_layer is not None:
+                if done < first:  # the rest of a layer, before its buffer takes another one
+                    self._run(rows, done, first)
                 begin_layer(number)
+                done = first
+            if described is not None:
+                done = first + _STAGES
+                self._run(rows, first, done, described)
+                continue
+            self._run(rows, done, first + 1)
             if foresee is not None:
                 foresee(number, rows["x"])
-            first = _STAGES * number
-            if described is not None:
-                self._run(rows, first, first + _STAGES, described)
-                continue
-            self._run(rows, first, first + 1)
             heads = rows["turned"].to(dtype)
             key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
             context = view.attend(number, heads[:, : shape.heads], key_value).float().contiguous()
@@ -293,7 +298,9 @@ class CLibraryLayers:
                 context = context.index_select(0, read)
             rows["context"] = context
             rows["turned"] = torch.empty_like(rows["turned"])  # the view may keep the old one
-            self._run(rows, first + 2, first + _STAGES)
+            done = first + 2
+        if done < last:
+            self._run(rows, done, last)
         return rows["normed"].to(dtype)
 
     def _extend_rotary(self, positions: Tensor) -> None:

@@ -25,7 +25,7 @@ _SHARE_PARTS = 10**9
 # Of the memory that is left for KV, working copies and tails, at most one part in 4 is for tails.
 _TAILS_PART = 4
 # Share of a GPU's free memory that is used. The rest covers fragmentation and libraries.
-_FREE_SHARE = 0.9
+FREE_SHARE = 0.9
 _LIBRARIES_PART = 50  # On a GPU, one part in 50 of `--memory` is reserved for libraries.
 
 
@@ -97,7 +97,7 @@ def plan_memory(
         kv_bytes = DEFAULT_KV_BYTES
     else:
         free = free_bytes or 0
-        left, named = int(_FREE_SHARE * free), f"the card has {format_bytes(free)} free"
+        left, named = int(FREE_SHARE * free), f"the card has {format_bytes(free)} free"
         if settings.memory is not None:
             left, named = settings.memory - weights, f"--memory is {format_bytes(settings.memory)}"
             left -= settings.memory // _LIBRARIES_PART if free_bytes is not None else 0

@@ -109,8 +109,11 @@ class ModelBytes:
 
     @property
     def _table_bytes(self) -> int:
-        """Bytes of an embedding table that leaves the device with the first layer; 0 if none."""
-        if self.shape.tied or self.shape.built is not None:
+        """Bytes of an embedding table that leaves the device with the first layer; 0 if none.
+
+        `all_weights` does not count the table of a file in blocks, whose rows stay in the file.
+        """
+        if self.shape.tied or self.shape.built is not None or self.storage is Storage.BLOCKS:
             return 0
         table = self.shape.vocab * self.shape.hidden * self.element_bytes
         return table if table >= LARGE_TABLE_BYTES else 0

@@ -77,7 +77,7 @@ class RequestOptions(TypedDict, total=False):
     synthesis_prompt: str | None
     """Prompt of --choose synthesis, with {problem} and {solutions}."""
     answers: str
-    """How answers are read and compared: math, code, or a plugin's format."""
+    """How answers are read and compared: math, code, or a plugin's."""
     seed: int
     """Seed of every random draw."""
     deadline: float | str | None
@@ -193,11 +193,10 @@ class SolverOptions(RequestOptions, total=False):
     kv_memory: int | str | None
     """Memory for KV on the device (default: computed from --memory)."""
     host_memory: int | str | None
-    """Limit on KV in host memory (default: half of it; GPU: at most 16 GiB)."""
+    """Limit on KV in host memory (default: half; GPU: at most 16 GiB)."""
     weights_home: Literal["auto", "device", "host", "disk"]
-    """Where layers live whose weights do not fit in --memory: in host memory, on disk, or
-    nowhere (device). They are copied to the device for each pass. auto: host for a GPU, disk
-    for a CPU. Same tree.
+    """Home of layers that do not fit in --memory; passes copy them to the device. auto: host for
+    a GPU, disk for a CPU. device: refuse.
     """
     split: Literal["auto"] | float
     """How generator and verifier share KV memory: auto moves it to the model that needs it,

@@ -17,14 +17,13 @@ from beamwright.models.offload import LayerOffload, WeightOffload
 from beamwright.models.weight_homes import FileHome, HostHome, WeightHome
 from beamwright.plan.machines import with_link_bandwidth
 from beamwright.solver.auto_settings import expected_workload, machine_profile
-from beamwright.solver.memory import host_memory_bytes
+from beamwright.solver.memory import FREE_SHARE, host_memory_bytes
 from beamwright.solver.model_bytes import ModelBytes
 from beamwright.solver.offload import choose_offload
 from beamwright.sparse.rule import METHODS
 from beamwright.verify.find import find_verifier_shape
 
 _DISK_BANDWIDTH = 2_000_000_000  # bytes per second of an NVMe drive, assumed
-_FREE_SHARE = 0.9  # share of a GPU's free memory that is used without `--memory`
 
 
 def make_offloads(
@@ -43,7 +42,7 @@ def make_offloads(
     if memory.weights_home == "disk" and device.type != "cpu":
         raise InputError("--weights-home disk: a GPU gets weights from the host; use host")
     if memory.memory is None and free_bytes is not None:
-        limit = int(_FREE_SHARE * free_bytes)
+        limit = int(FREE_SHARE * free_bytes)
         memory = memory.model_copy(update={"memory": limit})
     if memory.memory is None or memory.weights_home == "device":
         return {}
